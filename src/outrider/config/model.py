@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from outrider.config.check import check_dimensions
+
 LayerKind = Literal["window", "csa", "hca"]
 
 
@@ -34,7 +36,10 @@ class LayerConfig:
 @dataclass(frozen=True)
 class ModelConfig:
     """The released names of spec 1 §1, checked. ``compress_ratios`` has one entry a trunk layer, then one a MTP block;
-    0 is window only (CSA is ``csa_ratio``, HCA ``hca_ratio``; a config made in code may use a stand-in for 128)."""
+    0 is window only (CSA is ``csa_ratio``, HCA ``hca_ratio``; a config made in code may use a stand-in for 128).
+
+    Raises ConfigError, naming the key, where dimensions don't fit each other, however it was made.
+    """
 
     hidden_size: int
     num_hidden_layers: int
@@ -73,6 +78,9 @@ class ModelConfig:
     torch_dtype: str = "bfloat16"
     csa_ratio: int = 4
     hca_ratio: int = 128
+
+    def __post_init__(self) -> None:
+        check_dimensions(self)
 
     @cached_property
     def layers(self) -> tuple[LayerConfig, ...]:
