@@ -1,0 +1,132 @@
+"""Row-invariant float32 arithmetic: matrix products, norms, sums, pointwise functions, selection.
+
+Row-invariant means: a row's result is the same bits whatever other rows are in the call, wherever it stands among
+them, and however many threads run. What makes it so is said at each function; two rules hold for all of them.
+
+- Tensors are made contiguous first. On other layouts PyTorch falls back to scalar code, with other last bits.
+- Pointwise functions are built from exp, log and exact arithmetic. torch's sigmoid, softplus, silu and log1p compute
+  the last few values of a tensor by scalar code, so that a value's bits depend on where it lies.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from outrider.quant import fp8
+
+TILE = 4
+_LONGEST_SUM = 16384  # from 32,768 values on, torch splits the sum of a single row among threads
+
+
+def linear(x: Tensor, w: Tensor) -> Tensor:
+    """``x [T, in] @ w [out, in]ᵀ`` → ``[T, out]``, float32; T may be 0.
+
+    Computed in tiles of exactly four rows, the last one filled up with zeros.
+    """
+    x = x.contiguous()
+    rows, columns, turned = x.shape[0], x.shape[1], w.t()
+    whole = rows - rows % TILE
+    out = x.new_empty(-(-rows // TILE) * TILE, w.shape[0])
+    for start in range(0, whole, TILE):
+        torch.mm(x[start : start + TILE], turned, out=out[start : start + TILE])
+    if whole < rows:
+        last = x.new_zeros(TILE, columns)
+        last[: rows - whole] = x[whole:]
+        torch.mm(last, turned, out=out[whole:])
+    return out[:rows]
+
+
+def tree_sum(x: Tensor, dim: int) -> Tensor:
+    """The sum over ``dim`` (which goes away) by halving: lane i takes lane i + n/2, n a power of two.
+
+    Missing lanes count as zeros, so trailing zero lanes change nothing. Only elementwise additions, hence invariant
+    whatever the other dims are.
+    """
+    width = 1 << max(x.shape[dim] - 1, 0).bit_length()
+    while width > 1:
+        width //= 2
+        high = x.shape[dim] - width
+        low = x.narrow(dim, 0, width)
+        if high < width:
+            low = low.clone()
+            low.narrow(dim, 0, high).add_(x.narrow(dim, width, high))
+            x = low
+        else:
+            x = low + x.narrow(dim, width, width)
+    return x.squeeze(dim)
+
+
+def row_mean(x: Tensor) -> Tensor:
+    """Mean over the last dim, kept as a dim of 1. Invariant for rows of a fixed length."""
+    columns = x.shape[-1]
+    x = x.contiguous()
+    while x.shape[-1] > _LONGEST_SUM:
+        x = F.pad(x, (0, x.shape[-1] % 2)).unflatten(-1, (2, -1)).sum(-2)
+    return x.sum(-1, keepdim=True) / columns
+
+
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """``x · rsqrt(mean(x²) + eps) · weight`` over the last dim, float32, any leading dims (spec 1 §2)."""
+    x = x.contiguous()
+    normed = x * torch.rsqrt(row_mean(x * x) + eps)
+    return normed if weight is None else normed * weight
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    """1 / (1 + e^−x), float32."""
+    return torch.exp(-x.contiguous()).add_(1.0).reciprocal_()
+
+
+def silu(x: Tensor) -> Tensor:
+    """x · sigmoid(x), float32."""
+    return x * sigmoid(x)
+
+
+def softplus(x: Tensor) -> Tensor:
+    """log(1 + e^x), float32, to the last few bits for large |x| too.
+
+    As max(x, 0) + log1p(e^−|x|), the logarithm in float64: torch's log1p isn't invariant, and 1 + e^−|x| in float32
+    would lose small terms (softplus(−20) would be 0).
+    """
+    x = x.contiguous()
+    tail = torch.log(torch.exp(-x.abs().double()).add_(1.0)).float()
+    return x.clamp_min(0.0) + tail
+
+
+def softmax_over(x: Tensor, dim: int) -> Tensor:
+    """Softmax over ``dim``, float32; a lane of −inf gets exactly 0, and trailing ones change nothing.
+
+    The largest lane of each sum must be finite.
+    """
+    weights = torch.exp((x - x.amax(dim, keepdim=True)).contiguous())
+    return weights / tree_sum(weights, dim).unsqueeze(dim)
+
+
+def hadamard(x: Tensor) -> Tensor:
+    """Hadamard transform over the last dim (a power of two, n), scaled by 1/√n; float32, same shape."""
+    n, half = x.shape[-1], 1
+    shape = x.shape
+    while half < n:
+        pairs = x.reshape(-1, n // (2 * half), 2, half)
+        low, high = pairs.unbind(2)
+        x = torch.stack((low + high, low - high), 2)
+        half *= 2
+    return x.reshape(shape) * (1.0 / math.sqrt(n))
+
+
+def top_k_by_rule(scores: Tensor, k: int) -> Tensor:
+    """``[T, N]`` float32 → int64 ``[T, min(k, N)]``: the lanes of the k largest scores, best first.
+
+    Equal scores go by the lowest lane, and −0 equals +0: torch.topk breaks ties otherwise for every shape (spec 1 §3).
+    """
+    order = torch.sort(scores, dim=-1, descending=True, stable=True).indices
+    return order[:, : min(k, scores.shape[-1])]
+
+
+def activation(x: Tensor, block: int = fp8.BLOCK) -> Tensor:
+    """What a quantised linear sees of its input ``[..., N]``: FP8 in blocks along N, dequantised (spec 1 §2)."""
+    return fp8.simulate(x, block)
