@@ -1,0 +1,22 @@
+"""The one place where a backend is chosen; everything above is handed the chosen one."""
+
+from __future__ import annotations
+
+from ..errors import ConfigError, UnsupportedError
+from .table import Blocks
+
+BACKENDS = ("auto", "reference", "native")
+
+
+def choose_backend(name: str) -> Blocks:
+    """The backend called ``name``; "auto" is the fastest one that works here (until native kernels exist: reference).
+
+    Raises ConfigError for an unknown name, UnsupportedError for one that isn't there yet.
+    """
+    if name not in BACKENDS:
+        raise ConfigError(f"backend is {name!r}; expected one of {', '.join(BACKENDS)}.", key="backend")
+    if name == "native":
+        raise UnsupportedError("backend='native' isn't there yet.", hint="Use backend='reference' or 'auto'.")
+    from .reference.blocks import ReferenceBlocks
+
+    return ReferenceBlocks()
