@@ -1,0 +1,1 @@
+"""From token ids to text and back: the tokenizer, incremental detokenising, stop strings."""
