@@ -26,7 +26,9 @@ def parse_ratios(top: Fields, mtp_blocks: int | None) -> tuple[int, ...]:
             raise refuse(f"{key}[{index}]", ratio, f"0, 1, {CSA} or {HCA}")
     if len(ratios) not in _lengths(top, layers, mtp_blocks):
         blocks = "the draft head's blocks" if mtp_blocks is None else f"{mtp_blocks} mtp.N blocks in the file"
-        raise refuse(key, ratios, f"{layers} entries for the layers and one for each of {blocks} (it has {len(ratios)})")
+        raise refuse(
+            key, ratios, f"{layers} entries for the layers and one for each of {blocks} (it has {len(ratios)})"
+        )
     kept = ratios[:layers] if mtp_blocks == 0 else ratios
     return tuple(0 if ratio == 1 else ratio for ratio in kept)
 

@@ -93,9 +93,9 @@ def parse_config(raw: Mapping[str, Any], *, mtp_blocks: int | None) -> ModelConf
     top.choice("model_type", ("deepseek_v4",))
     top.fixed(**FIXED)
     rope = parse_rope(top)
+    plain: dict[str, Any] = {key: top.integer(key) for key in INTEGERS} | {key: top.number(key) for key in NUMBERS}
     return ModelConfig(
-        **{key: top.integer(key) for key in INTEGERS},
-        **{key: top.number(key) for key in NUMBERS},
+        **plain,
         num_nextn_predict_layers=top.integer("num_nextn_predict_layers") if top.has("num_nextn_predict_layers") else 0,
         qk_rope_head_dim=_rope_dims(top),
         compress_ratios=parse_ratios(top, mtp_blocks),
