@@ -46,12 +46,16 @@ class NoiseKeys:
         return cls(torch.tensor(columns, dtype=torch.int64))
 
     def take(self, rows: Tensor) -> NoiseKeys:
-        """The keys of ``rows`` (int64 [N]), in that order, repeats allowed, on the device of ``rows``."""
-        return NoiseKeys(self.columns.to(rows.device)[:, rows])
+        """The keys of ``rows`` (int64 [N]), in that order, repeats allowed, on the device of ``rows``.
+
+        The key of a single row is left as one column, which serves any number of blocks.
+        """
+        columns = self.columns.to(rows.device)
+        return NoiseKeys(columns if columns.shape[1] == 1 else columns[:, rows])
 
 
 def philox(counter: Tensor, key: Tensor) -> Tensor:
-    """Philox-4x32-10 of N counters: int64 [4, N] and keys int64 [2, N], values below 2^32 → int64 [4, N].
+    """Philox-4x32-10 of N counters: int64 [4, N] and keys int64 [2, N or 1], values below 2^32 → int64 [4, N].
 
     A product of two 32-bit numbers wraps in int64 but loses no bit; its halves are masked where they are used.
     """
@@ -66,8 +70,8 @@ def philox(counter: Tensor, key: Tensor) -> Tensor:
 
 
 def words(keys: NoiseKeys, blocks: Tensor) -> Tensor:
-    """The random words of N blocks of four ids: keys of N rows and ``blocks`` int64 [N] → int64 [N, 4], below 2^32."""
-    counter = torch.cat((blocks[None], keys.columns[2:]))
+    """The random words of N blocks of four ids: ``blocks`` int64 [N], a key for each or one for all → int64 [N, 4]."""
+    counter = torch.cat((blocks[None], keys.columns[2:].expand(3, len(blocks))))
     return philox(counter, keys.columns[:2]).T
 
 
@@ -89,6 +93,6 @@ def gumbel_fast(words: Tensor) -> Tensor:
 
 def gumbel64(seed: int, sample: int, position: int, purpose: Purpose, ids: Tensor) -> Tensor:
     """The Gumbel value of each of ``ids`` (int64 [N]) at one position: float64 [N]."""
-    keys = NoiseKeys.of([seed], [sample], [position], purpose).take(torch.zeros_like(ids))
+    keys = NoiseKeys.of([seed], [sample], [position], purpose).take(ids)
     lanes = words(keys, ids // 4).gather(1, (ids % 4).unsqueeze(1))
     return gumbel(lanes.squeeze(1))

@@ -1,8 +1,8 @@
 """From raw logits to the distribution that a request asks for: temperature, then top-k, top-p, min-p (spec 2 §3).
 
 The target and every drafter go through this one function. A row's result doesn't depend on the other rows of the
-call, to the last bit: the scaling is one subtraction and one division an entry, cuts are made row by row, and the only
-long sum is taken in tiles of fixed size, so that no thread count changes it.
+call, to the last bit: the scaling is one subtraction and one division an entry, and cuts are made row by row, with
+sums whose order no thread count changes.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from outrider.core import Sampling
 
-_FIRST_NUCLEUS = 256
-_NUCLEUS_GROWTH = 8
-_SUM_TILE = 1024
+_BUCKETS_PER_UNIT = 100
+_BUCKETS = 4096
+"""Buckets of ``_nucleus``: 0.01 wide, the last one for all that is e^-41 times as likely as the likeliest, or less."""
 
 
 def shape(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
@@ -42,36 +41,37 @@ def shape(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
 def _cut(row: Tensor, sampling: Sampling) -> None:
     """Applies the three cuts to one scaled row, in place."""
     if 0 < sampling.top_k < len(row):
-        _keep_top(row, sampling.top_k)
+        _keep(row, sampling.top_k, torch.topk(row, sampling.top_k).values[-1])
     if sampling.top_p < 1.0:
-        _keep_top(row, _nucleus_size(row, sampling.top_p))
+        _keep(row, *_nucleus(row, sampling.top_p))
     if sampling.min_p > 0.0:
         row.masked_fill_(row.double() < math.log(sampling.min_p), -torch.inf)
 
 
-def _keep_top(row: Tensor, count: int) -> None:
-    """Cuts all but the ``count`` largest entries, the lower ids first among equals. In place."""
-    if count >= len(row):
-        return
-    edge = torch.topk(row, count).values[-1]
-    keep = row > edge
-    equal = torch.nonzero(row == edge).flatten()
-    keep[equal[: count - int(keep.sum())]] = True
+def _keep(row: Tensor, count: int, edge: Tensor) -> None:
+    """Cuts all but the ``count`` largest entries, the smallest of which is ``edge``; of entries equal to it the lower
+    ids stay. In place."""
+    keep = row >= edge
+    surplus = int(keep.sum()) - count
+    if surplus > 0:
+        equal = torch.nonzero(row == edge).flatten()
+        keep[equal[len(equal) - surplus :]] = False
     row.masked_fill_(~keep, -torch.inf)
 
 
-def _nucleus_size(row: Tensor, top_p: float) -> int:
-    """How many of the likeliest ids it takes to reach ``top_p`` of the mass. Sorts no more of the row than needed."""
-    wanted = top_p * _mass(row)
-    size = min(_FIRST_NUCLEUS, len(row))
-    while True:
-        reached = torch.topk(row, size).values.double().exp().cumsum(0)
-        if size == len(row) or reached[-1] >= wanted:
-            return int((reached < wanted).sum()) + 1
-        size = min(size * _NUCLEUS_GROWTH, len(row))
+def _nucleus(row: Tensor, top_p: float) -> tuple[int, Tensor]:
+    """The fewest of the likeliest ids that reach ``top_p`` of the mass: how many, and the smallest entry among them.
 
-
-def _mass(row: Tensor) -> float:
-    """The sum of exp over one row, in float64 and in a fixed order."""
-    tiles = pad(row.double().exp(), (0, -len(row) % _SUM_TILE)).view(-1, _SUM_TILE)
-    return float(tiles.sum(-1).sum())
+    Without sorting the row: the mass is summed in buckets of similar entries, likeliest first, and only the bucket in
+    which ``top_p`` is reached is sorted. All in float64 and in a fixed order.
+    """
+    weight = row.double().exp()
+    bucket = (row * -_BUCKETS_PER_UNIT).clamp_(max=_BUCKETS - 1).long()
+    reached = torch.bincount(bucket, weight, minlength=_BUCKETS).cumsum(0)
+    wanted = top_p * reached[-1]
+    last = int((reached < wanted).sum())
+    before = reached[last - 1] if last else 0.0
+    entries = row[bucket == last].sort(descending=True).values
+    needed = int((before + entries.double().exp().cumsum(0) < wanted).sum())
+    needed = min(needed, len(entries) - 1)  # the bucket's own sum may have been rounded differently
+    return int((bucket < last).sum()) + needed + 1, entries[needed]
