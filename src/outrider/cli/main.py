@@ -196,9 +196,8 @@ def _run() -> int:
     except Exception as error:  # a bug: still one sentence, and the way to see more
         if sys.flags.dev_mode:
             raise
-        return _complain(
-            f"This shouldn't happen ({type(error).__name__}: {error}). 'python -X dev -m outrider …' shows where; please report it."
-        )
+        what = f"This shouldn't happen ({type(error).__name__}: {error})."
+        return _complain(f"{what} 'python -X dev -m outrider …' shows where; please report it.")
     return 0
 
 
