@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import zlib
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from outrider.config.model import ModelConfig, Yarn
 from outrider.quant.stored import Stored
-from outrider.weights import expected_tensors, lay_out
+from outrider.weights import expected_tensors, lay_out, save_checkpoint
 from outrider.weights.names import Expected
 
 
@@ -90,3 +94,27 @@ def _random(config: ModelConfig, seed: int, name: str, want: Expected) -> Tensor
         return 0.5 * noise
     gain = 3.0 if name == "head.weight" else 1.5
     return gain * noise * want.shape[-1] ** -0.5
+
+
+def save_tiny(folder: Path, *, quantise: bool = False, seed: int = 0, **overrides: Any) -> ModelConfig:
+    """Save a tiny checkpoint with one MTP block in the released layout (exact float32, or FP8 with FP4 experts)."""
+    formats = {"quantised": True, "expert_dtype": "fp4"} if quantise else {}
+    config = tiny_config(hca_ratio=128, **formats, **overrides)
+    tensors = random_tensors(config, seed)
+    save_checkpoint(folder, config, tensors, quantise=quantise, plain_dtype=torch.float32)
+    return config
+
+
+def edit_tensors(folder: Path, edit: Callable[[dict[str, Tensor]], object]) -> None:
+    """Let ``edit`` change the raw tensors of the folder's only file, in place."""
+    tensors = load_file(folder / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    """Set keys of the folder's config.json; None removes one."""
+    raw = json.loads((folder / "config.json").read_text())
+    raw |= changes
+    kept = {key: value for key, value in raw.items() if key not in changes or value is not None}
+    (folder / "config.json").write_text(json.dumps(kept))

@@ -38,6 +38,7 @@ POSITIVE = (
 )
 NOT_NEGATIVE = ("num_nextn_predict_layers", "num_hash_layers", "swiglu_limit")
 FP4_BLOCK = 32
+MOST_EXPERTS = 65_536  # each expert has a name: a damaged number must not fill the memory with names
 
 
 def refuse(key: str, value: object, expected: str) -> ConfigError:
@@ -72,6 +73,8 @@ def _check_attention(config: ModelConfig) -> None:
 
 
 def _check_experts(config: ModelConfig) -> None:
+    if config.n_routed_experts > MOST_EXPERTS:
+        raise refuse("n_routed_experts", config.n_routed_experts, f"at most {MOST_EXPERTS}")
     if config.num_experts_per_tok > config.n_routed_experts:
         raise refuse("num_experts_per_tok", config.num_experts_per_tok, f"at most {config.n_routed_experts} experts")
     if config.num_hash_layers > config.num_hidden_layers:

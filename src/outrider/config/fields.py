@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from outrider.config.check import refuse
 from outrider.errors import ConfigError
+
+LARGEST = 1e18  # beyond it no value makes sense, and a float could overflow
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Fields:
     def number(self, key: str) -> float:
         """The finite number at ``key``. ConfigError if missing or of another type."""
         value = self._value(key)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not -LARGEST < value < LARGEST:
             raise refuse(self.path + key, value, "a finite number")
         return float(value)
 
@@ -75,6 +76,6 @@ def as_integer(value: Any, key: str) -> int:
     """``value`` as an int; raises ConfigError naming ``key``."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, int) or not -LARGEST < value < LARGEST:
         raise refuse(key, value, "an integer")
     return value

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from outrider.errors import CheckpointError
+from outrider.quant import fp8
 from outrider.weights.shard import Located, read_header
 from outrider.weights.spelling import GATE_UP, released_name, split_fused
 
@@ -19,16 +21,22 @@ def find_tensors(folder: Path) -> dict[str, Located]:
     Raises CheckpointError for missing or damaged files, an index that doesn't say what the shards hold, and a tensor
     that is there twice (in two shards, or in two spellings).
     """
-    found: dict[str, Located] = {}
+    sources: dict[str, Located] = {}
     for source in _sources(folder):
-        for name, located in _split(released_name(source.source), source):
-            if name in found:
-                where = f"as {found[name].source} in {found[name].path.name}"
-                raise CheckpointError(
-                    f"Tensor {name} is there twice: {where} and as {source.source} in {source.path.name}.", tensor=name
-                )
-            found[name] = located
+        _add(sources, released_name(source.source), source)
+    found: dict[str, Located] = {}
+    for name, source in sources.items():
+        for part, located in _split(name, source, sources):
+            _add(found, part, located)
     return found
+
+
+def _add(found: dict[str, Located], name: str, new: Located) -> None:
+    if name in found:
+        old = found[name]
+        where = f"as {old.source} in {old.path.name} and as {new.source} in {new.path.name}"
+        raise CheckpointError(f"Tensor {name} is there twice: {where}.", tensor=name, hint="Remove one of them.")
+    found[name] = new
 
 
 def _sources(folder: Path) -> list[Located]:
@@ -82,22 +90,34 @@ def _shards(folder: Path, listed: dict[str, str]) -> list[Located]:
     return result
 
 
-def _split(name: str, source: Located) -> list[tuple[str, Located]]:
+def _split(name: str, source: Located, sources: Mapping[str, Located]) -> list[tuple[str, Located]]:
     """Fused experts [E, rows, in] → one tensor an expert (two for gate_up_proj: w1's rows, then w3's)."""
     fused = split_fused(name)
     if fused is None:
         return [(name, source)]
     prefix, projection, leaf = fused
-    if len(source.shape) != 3 or (projection == GATE_UP and source.shape[1] % 2):
-        raise CheckpointError(
-            f"Tensor {source.source} has shape {list(source.shape)}, expected one matrix an expert"
-            f"{', with as many rows for w1 as for w3' if projection == GATE_UP else ''}.",
-            tensor=source.source,
-        )
+    if len(source.shape) != 3 or 0 in source.shape:
+        raise _unfit(source, "one matrix an expert")
     count, high, _ = source.shape
-    cuts = {"w2": (0, high)} if projection == "w2" else {"w1": (0, high // 2), "w3": (high // 2, high)}
+    if projection == "w2":
+        return [(f"{prefix}{e}.w2.{leaf}", source.rows(e, 0, high)) for e in range(count)]
+    weight = sources.get(f"{prefix}{GATE_UP}.weight", source)
+    if high % 2 or (leaf == "scale" and not _halves_are_whole_blocks(weight, source)):
+        raise _unfit(source, "as many rows for w1 as for w3")
+    cuts = {"w1": (0, high // 2), "w3": (high // 2, high)}
     return [
-        (f"{prefix}{expert}.{name}.{leaf}", source.rows(expert, first, last))
-        for expert in range(count)
-        for name, (first, last) in cuts.items()
+        (f"{prefix}{e}.{w}.{leaf}", source.rows(e, first, last))
+        for e in range(count)
+        for w, (first, last) in cuts.items()
     ]
+
+
+def _halves_are_whole_blocks(weight: Located, scale: Located) -> bool:
+    """A 128×128 block that holds rows of both w1 and w3 has a scale that can't be given to either."""
+    rows = weight.shape[1] if len(weight.shape) == 3 else 0
+    return scale.shape[1] == rows or rows % (2 * fp8.BLOCK) == 0
+
+
+def _unfit(source: Located, expected: str) -> CheckpointError:
+    found = list(source.shape)
+    return CheckpointError(f"Tensor {source.source} has shape {found}, expected {expected}.", tensor=source.source)

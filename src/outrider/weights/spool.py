@@ -28,18 +28,20 @@ class Spool:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._open = ExitStack()
-        self._files: dict[int, IO[bytes]] = {
-            width: self._open.enter_context(tempfile.TemporaryFile(dir=folder)) for width in WIDTHS
-        }
+        self._folder = folder
+        self._files: dict[int, IO[bytes]] = {}
         self._entries: dict[int, list[tuple[str, Tensor]]] = {width: [] for width in WIDTHS}
         self.nbytes = 0
 
     def __enter__(self) -> Spool:
+        with ExitStack() as stack:
+            for width in WIDTHS:
+                self._files[width] = stack.enter_context(tempfile.TemporaryFile(dir=self._folder))
+            self._close = stack.pop_all()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._open.close()
+        self._close.close()
 
     def add(self, name: str, tensor: Tensor) -> None:
         """Append one tensor; its memory isn't held on to."""
