@@ -6,7 +6,6 @@ yet, UnsupportedError.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, NoReturn
@@ -119,7 +118,7 @@ def _check_integer(name: str, value: object, low: int, high: int, param: str = "
 def _check_number(name: str, value: object, low: float, high: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         _refuse(name, f"{name} is {_show(value)}; it must be an int or a float.")
-    if math.isnan(value) or not low <= value <= high:
+    if not low <= value <= high:  # NaN fails every comparison
         _refuse(name, f"{name} is {_show(value)}; it must lie from {low:g} to {high:g}.")
 
 
