@@ -16,12 +16,14 @@ from outrider.errors import (
     ConfigError,
     GrammarError,
     OutriderError,
+    OutriderWarning,
     RequestError,
     UnsupportedError,
 )
 
 if TYPE_CHECKING:
-    from outrider.engine.llm import Engine, load
+    from outrider.engine.llm import Engine
+    from outrider.engine.load import load
     from outrider.engine.results import Completion, Piece, Stats
 
 __version__ = "0.1.0"
@@ -34,10 +36,12 @@ __all__ = [
     "Engine",
     "GrammarError",
     "OutriderError",
+    "OutriderWarning",
     "Piece",
     "RequestError",
     "Sampling",
     "Stats",
+    "Stream",
     "UnsupportedError",
     "__version__",
     "load",
@@ -48,7 +52,7 @@ _LAZY = {
     "Engine": "outrider.engine.llm",
     "Piece": "outrider.engine.results",
     "Stats": "outrider.engine.results",
-    "load": "outrider.engine.llm",
+    "load": "outrider.engine.load",
 }
 
 

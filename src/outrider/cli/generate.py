@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import secrets
 import sys
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outrider.cli.checkpoint import find_checkpoint, open_engine
-from outrider.cli.heard import Heard, shares
 from outrider.errors import RequestError
 
 if TYPE_CHECKING:
@@ -52,96 +50,76 @@ def _read(file: Path) -> str:
 
 def generate(request: Request) -> int:
     """Run the request and print what comes; returns the exit status."""
-    seed = request.sampling.get("seed")
-    sampling = {**request.sampling, "seed": secrets.randbelow(2**31) if seed is None else seed}
     with open_engine(find_checkpoint(request.checkpoint), **request.loading) as engine:
         if len(request.prompts) > 1 and (request.as_json or not request.stream):
-            return _together(engine, request, sampling)
+            return _together(engine, request, request.sampling)
         for prompt in request.prompts:
             if len(request.prompts) > 1:
-                print(f"==> {prompt.splitlines()[0] if prompt.strip() else prompt!r}")
-            if status := _one(engine, prompt, request, sampling):
+                print(_heading(prompt))
+            if status := _one(engine, prompt, request, request.sampling):
                 return status
     return 0
 
 
 def _one(engine: Engine, prompt: str, request: Request, sampling: dict[str, Any]) -> int:
     """One prompt, token by token; an interruption keeps what was made."""
-    heard = Heard()
     live = request.stream and not request.as_json
     interrupted = False
-    try:
-        for text, _ in heard.listen(engine.stream(prompt, **sampling)):
-            if live:
-                print(text, end="", flush=True)
-    except KeyboardInterrupt:
-        interrupted = True
+    with engine.stream(prompt, **sampling) as stream:
+        try:
+            for piece in stream:
+                if live:
+                    print(piece.text, end="", flush=True)
+        except KeyboardInterrupt:
+            interrupted = True
+    made = stream.completion
     if request.as_json:
-        print(json.dumps(_as_json(heard, sampling, interrupted), ensure_ascii=False))
+        print(json.dumps(_as_json(made), ensure_ascii=False))
     else:
-        print("" if live else heard.text)
-        print(_statistics(heard, sampling, interrupted), file=sys.stderr)
-    return INTERRUPTED if interrupted else 0
-
-
-def _as_json(heard: Heard, sampling: dict[str, Any], interrupted: bool) -> dict[str, Any]:
-    offered, accepted = heard.offered(), heard.accepted()
-    return {
-        "text": heard.text,
-        "token_ids": heard.token_ids,
-        "finish_reason": "cancelled" if interrupted else heard.finish_reason,
-        "seed": sampling["seed"],
-        "stats": {
-            "steps": heard.steps,
-            "drafted": sum(offered),
-            "accepted": sum(accepted),
-            "acceptance_by_position": shares(accepted, offered),
-            "tokens_per_step": len(heard.token_ids) / heard.steps if heard.steps else None,
-            "seconds": heard.seconds,
-        },
-    }
-
-
-def _statistics(heard: Heard, sampling: dict[str, Any], interrupted: bool) -> str:
-    """One line for people, on stderr so that a pipe gets the text alone."""
-    parts = [f"{len(heard.token_ids)} tokens in {heard.seconds:.2f} s"]
-    if rate := heard.decode_rate():
-        parts[0] += f" ({rate:.1f} tokens/s after the first)"
-    if heard.steps:
-        parts.append(f"{heard.steps} target passes, {len(heard.token_ids) / heard.steps:.2f} tokens each")
-    if by_position := shares(heard.accepted(), heard.offered()):
-        parts.append("drafts accepted by position " + " ".join(_share(share) for share in by_position))
-    parts.append(f"seed {sampling['seed']}")
-    return ("interrupted: " if interrupted else "") + "; ".join(parts)
-
-
-def _share(share: float | None) -> str:
-    return "–" if share is None else f"{share:.2f}"
+        print("" if live else made.text)
+        print(_statistics(made, interrupted), file=sys.stderr)
+    return INTERRUPTED if interrupted else _status(made)
 
 
 def _together(engine: Engine, request: Request, sampling: dict[str, Any]) -> int:
     """Several prompts in one batch, printed in their order when all are done."""
-    for number, completion in enumerate(engine.generate(request.prompts, **sampling)):
+    done = engine.generate(request.prompts, **sampling)
+    for prompt, made in zip(request.prompts, done, strict=True):
         if request.as_json:
-            print(json.dumps(_completion_as_json(completion), ensure_ascii=False))
+            print(json.dumps(_as_json(made), ensure_ascii=False))
         else:
-            print(f"==> prompt {number + 1}\n{completion.text}")
-    return 0
+            print(f"{_heading(prompt)}\n{made.text}")
+            print(_statistics(made, False), file=sys.stderr)
+    return max(map(_status, done))
 
 
-def _completion_as_json(completion: Completion) -> dict[str, Any]:
-    stats = completion.stats
-    return {
-        "text": completion.text,
-        "token_ids": list(completion.token_ids),
-        "finish_reason": completion.finish_reason,
-        "seed": completion.seed,
-        "stats": {
-            "steps": stats.steps,
-            "drafted": stats.drafted,
-            "accepted": stats.accepted,
-            "acceptance_by_position": list(stats.acceptance_by_position),
-            "tokens_per_step": stats.tokens_per_step,
-            "seconds": stats.seconds,
-        },
-    }
+def _heading(prompt: str) -> str:
+    """A line that tells several prompts' texts apart."""
+    return f"==> {prompt.strip().partition(chr(10))[0]}"
+
+
+def _status(made: Completion) -> int:
+    """1, with the reason on stderr, where a text ended in an error."""
+    if made.error is None:
+        return 0
+    print(f"outrider: {made.error}", file=sys.stderr)
+    return 1
+
+
+def _as_json(made: Completion) -> dict[str, Any]:
+    """The completion as an object; ``error`` only where there is one."""
+    said = asdict(made)
+    return {name: value for name, value in said.items() if name not in ("logprobs", "error") or value is not None}
+
+
+def _statistics(made: Completion, interrupted: bool) -> str:
+    """One line for people, on stderr so that a pipe gets the text alone."""
+    stats, count = made.stats, len(made.token_ids)
+    parts = [f"{count} tokens in {stats.seconds:.2f} s, the prompt {stats.prompt_seconds:.2f} s of them"]
+    if stats.tokens_per_step is not None:
+        parts.append(f"{stats.steps} passes after the prompt's, {stats.tokens_per_step:.2f} tokens each")
+    if stats.drafted:
+        shares = " ".join("–" if share is None else f"{share:.2f}" for share in stats.acceptance_by_position)
+        parts.append(f"{stats.accepted} of {stats.drafted} drafts accepted ({shares} by position)")
+    parts += [f"ended by {made.finish_reason}", f"seed {made.seed}"]
+    return ("interrupted: " if interrupted else "") + "; ".join(parts)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -23,18 +23,26 @@ class Heard:
     token_ids: list[int] = field(default_factory=list)
     origins: list[str] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
-    finish_reason: str | None = None
 
     def listen(self, pieces: Iterable[Piece]) -> Iterator[tuple[str, str]]:
         """Take in the pieces and pass on (text, origin) of each token."""
         for piece in pieces:
             now = time.perf_counter() - self.started
-            self.finish_reason = piece.finish_reason
             self.texts += piece.texts
             self.token_ids += piece.token_ids
             self.origins += piece.origins
             self.times += [now] * len(piece.token_ids)
             yield from zip(piece.texts, piece.origins, strict=True)
+
+    def first(self, count: int) -> Heard:
+        """The same, cut after ``count`` tokens."""
+        return replace(
+            self,
+            texts=self.texts[:count],
+            token_ids=self.token_ids[:count],
+            origins=self.origins[:count],
+            times=self.times[:count],
+        )
 
     @property
     def text(self) -> str:

@@ -41,22 +41,17 @@ def _rows(said: Info) -> list[tuple[str, str]]:
     config, cache = said.config, said.cache
     kinds = Counter(layer.kind for layer in config.layers)
     layers = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
-    drafting = f"{said.drafter}, {said.draft_length} drafts a step" if said.drafter != "none" else "none"
+    model = f"{config.num_hidden_layers} layers ({layers}), hidden {config.hidden_size}"
+    each = f"{size(cache.bytes_per_sequence)} a sequence, {size(cache.bytes_per_page)} a page of {cache.page_tokens}"
     return [
         ("checkpoint", str(said.path)),
-        (
-            "model",
-            f"{config.num_hidden_layers} layers ({layers}), hidden {config.hidden_size}, {said.parameters:,} parameters",
-        ),
+        ("model", f"{model}, {said.parameters:,} parameters"),
         ("longest text", f"{cache.longest:,} tokens"),
-        ("backend", f"{said.backend}, {said.dtype}, {said.threads} thread{'s' if said.threads != 1 else ''}"),
-        ("drafts", drafting),
+        ("backend", f"{said.backend} on {said.device}, {said.dtype}, threads: {said.threads}"),
+        ("drafts", f"{said.drafter}, {said.draft_length} a step" if said.draft_length else "none"),
         ("promise", said.promise),
         ("weights", f"{size(said.weight_bytes)} in memory, {size(said.stored_bytes)} stored"),
-        (
-            "cache",
-            f"{cache.slots} sequences at once, {cache.pages:,} pages, {size(cache.bytes_per_sequence)} a sequence",
-        ),
+        ("cache", f"{cache.slots} sequences at once; {each} tokens; {size(cache.bytes)} now"),
     ]
 
 

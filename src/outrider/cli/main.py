@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, TextIO
 
 import typer
 
 from outrider import __version__
-from outrider.errors import OutriderError
+from outrider.errors import OutriderError, OutriderWarning
 
 FAILED = 1
 INTERRUPTED = 130
@@ -30,7 +31,9 @@ Checkpoint = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 Seed = Annotated[int | None, typer.Option(help="Seed of the sampling noise; the same seed gives the same text.")]
-Draft = Annotated[str, typer.Option(help="Who proposes: 'mtp' (the model's own head) or 'none'.")]
+Draft = Annotated[
+    str, typer.Option(help="Who proposes: 'mtp' (the model's own head), 'none', or 'auto' (mtp if the model has it).")
+]
 DraftLength = Annotated[str, typer.Option(help="Drafts a step: a number, or 'auto'.")]
 Threads = Annotated[int | None, typer.Option(help="Threads (default: PyTorch's choice).")]
 
@@ -99,7 +102,7 @@ def generate(
     min_p: Annotated[float, typer.Option(help="Only tokens at least this likely, relative to the likeliest.")] = 0.0,
     stop: Annotated[list[str] | None, typer.Option(help="End before this string (can be given again).")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end-of-text token.")] = False,
-    draft: Draft = "mtp",
+    draft: Draft = "auto",
     draft_length: DraftLength = "auto",
     threads: Threads = None,
     no_stream: Annotated[
@@ -140,7 +143,7 @@ def generate(
 @app.command()
 def info(
     checkpoint: Annotated[Path | None, typer.Argument(help="Checkpoint folder (default: as elsewhere).")] = None,
-    draft: Draft = "mtp",
+    draft: Draft = "auto",
     draft_length: DraftLength = "auto",
     threads: Threads = None,
     as_json: Json = False,
@@ -179,7 +182,21 @@ def run() -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that can't show a sign gets '?', not a failure
+    warnings.showwarning = _warn
     sys.exit(_run())
+
+
+def _warn(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Our own warnings are sentences for users; others are for developers, who have ``-X dev``."""
+    if issubclass(category, OutriderWarning) or sys.flags.dev_mode:
+        print(f"outrider: warning: {message}", file=sys.stderr)
 
 
 def _run() -> int:

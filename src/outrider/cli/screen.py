@@ -33,8 +33,8 @@ LOOKS = {
 class Screen:
     """A console, and a recorder beside it when a picture is wanted. Honours NO_COLOR and pipes, as rich does."""
 
-    def __init__(self, *, picture: Path | None = None, console: Console | None = None) -> None:
-        self.console = console or Console(highlight=False, emoji=False)
+    def __init__(self, *, picture: Path | None = None, quiet: bool = False) -> None:
+        self.console = Console(highlight=False, emoji=False, markup=False, quiet=quiet)
         self._picture = picture
         self._recorder = _recorder() if picture else None
 
@@ -56,6 +56,18 @@ class Screen:
         self.console.file.flush()
         if self._recorder:
             self._recorder.print(Text(text, look.style), end="")
+
+    def title(self, name: str, about: str) -> None:
+        """The heading of a part."""
+        self.print(Text.assemble((name, "bold magenta"), f"  {about}\n"))
+
+    def tick(self, good: bool) -> Text:
+        """✓ or ✗."""
+        return Text("✓", "bold green") if good else Text("✗", "bold red")
+
+    def verdict(self, good: bool, sentence: str) -> None:
+        """A line that says whether something held."""
+        self.print(Text.assemble(self.tick(good), f" {sentence}\n"))
 
     def legend(self, *origins: str) -> None:
         """One line for each origin: how it looks and what it means."""

@@ -1,0 +1,1 @@
+"""``outrider demo``: the job in three parts (same text, the promise, acceptance and speed), and the sabotage."""
