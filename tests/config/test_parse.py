@@ -18,12 +18,36 @@ from tests.support.checkpoints import tiny_config
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CONFIG = tiny_config(hca_ratio=128)
-REQUIRED = (
-    "model_type hidden_size num_hidden_layers vocab_size num_attention_heads head_dim qk_rope_head_dim q_lora_rank "
-    "o_groups o_lora_rank sliding_window compress_ratios index_n_heads index_head_dim index_topk n_routed_experts "
-    "num_experts_per_tok num_hash_layers moe_intermediate_size routed_scaling_factor swiglu_limit hc_mult "
-    "hc_sinkhorn_iters hc_eps rms_norm_eps rope_theta compress_rope_theta max_position_embeddings"
-).split()
+REQUIRED = [
+    "model_type",
+    "hidden_size",
+    "num_hidden_layers",
+    "vocab_size",
+    "num_attention_heads",
+    "head_dim",
+    "qk_rope_head_dim",
+    "q_lora_rank",
+    "o_groups",
+    "o_lora_rank",
+    "sliding_window",
+    "compress_ratios",
+    "index_n_heads",
+    "index_head_dim",
+    "index_topk",
+    "n_routed_experts",
+    "num_experts_per_tok",
+    "num_hash_layers",
+    "moe_intermediate_size",
+    "routed_scaling_factor",
+    "swiglu_limit",
+    "hc_mult",
+    "hc_sinkhorn_iters",
+    "hc_eps",
+    "rms_norm_eps",
+    "rope_theta",
+    "compress_rope_theta",
+    "max_position_embeddings",
+]
 
 
 def raw(**changes: Any) -> dict[str, Any]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -100,9 +102,20 @@ def save_tiny(folder: Path, *, quantise: bool = False, seed: int = 0, **override
     """Save a tiny checkpoint with one MTP block in the released layout (exact float32, or FP8 with FP4 experts)."""
     formats = {"quantised": True, "expert_dtype": "fp4"} if quantise else {}
     config = tiny_config(hca_ratio=128, **formats, **overrides)
-    tensors = random_tensors(config, seed)
-    save_checkpoint(folder, config, tensors, quantise=quantise, plain_dtype=torch.float32)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in _tiny_files(config, seed, quantise).items():
+        (folder / name).write_bytes(content)
     return config
+
+
+@cache
+def _tiny_files(config: ModelConfig, seed: int, quantise: bool) -> dict[str, bytes]:
+    """The files of such a checkpoint; made once, as many tests damage a copy each."""
+    with TemporaryDirectory() as work:
+        target = Path(work) / "tiny"
+        tensors = random_tensors(config, seed)
+        save_checkpoint(target, config, tensors, quantise=quantise, plain_dtype=torch.float32)
+        return {path.name: path.read_bytes() for path in target.iterdir()}
 
 
 def edit_tensors(folder: Path, edit: Callable[[dict[str, Tensor]], object]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import get_args, Literal, get_type_hints
+from typing import Literal, get_args, get_type_hints
 
 from outrider.errors import ConfigError
 
