@@ -87,10 +87,12 @@ class Span:
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What the target says of a span: the accepted drafts and then one token of its own (the correction, or the bonus
-    when every draft was accepted). Empty where no logits were wanted. ``accepted`` counts the drafts in ``tokens``."""
+    when every draft was accepted). Empty where no logits were wanted. ``accepted`` counts the drafts in ``tokens``.
+    ``fault`` is the position whose logits weren't finite, if one was met: the tokens before it stand."""
 
-    tokens: tuple[int, ...]
-    accepted: int
+    tokens: tuple[int, ...] = ()
+    accepted: int = 0
+    fault: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,3 +53,7 @@ class UnsupportedError(OutriderError):
 
 class GrammarError(OutriderError):
     """A grammar can't be compiled, or leaves nothing to say."""
+
+
+class OutriderWarning(UserWarning):
+    """Something that a user should know, after which the work goes on (such as a checkpoint without its head)."""

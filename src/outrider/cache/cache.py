@@ -13,16 +13,16 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from ..core import Kept, Span
-from ..core import Sequence as Text
-from ..errors import CapacityError
-from ..ops.address import closed_entries, ring_home, page_home, staged_entry, staged_row
-from ..ops.rows import Batch, LogView, SpanDesc
-from ..ops.table import Blocks, Move
-from .log import Log
-from .plan import draft_batch, target_batch
-from .pool import Pool
-from .spec import LogSpec
+from outrider.cache.log import Log
+from outrider.cache.plan import draft_batch, target_batch
+from outrider.cache.pool import Pool
+from outrider.cache.spec import LogSpec
+from outrider.core import Kept, Span
+from outrider.core import Sequence as Text
+from outrider.errors import CapacityError
+from outrider.ops.address import closed_entries, page_home, ring_home, staged_entry, staged_row
+from outrider.ops.rows import Batch, LogView, SpanDesc
+from outrider.ops.table import Blocks, Move
 
 Counts = int | Iterable[int] | Iterable[Kept]
 
@@ -198,7 +198,9 @@ def _counts(kept: Counts, batch: Batch) -> list[int]:
         raise ValueError(f"kept has {len(counts)} numbers for {len(batch.descs)} spans; expected one for each span")
     for count, desc in zip(counts, batch.descs, strict=True):
         if not 0 <= count <= desc.rows:
-            raise ValueError(f"kept is {count} for span {desc.index}, which has {desc.rows} rows; expected 0 to {desc.rows}")
+            raise ValueError(
+                f"kept is {count} for span {desc.index}, which has {desc.rows} rows; expected 0 to {desc.rows}"
+            )
     return counts
 
 

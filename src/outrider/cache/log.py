@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..ops.address import staging_rows
-from ..ops.rows import LogView
-from .spec import LogSpec
+from outrider.cache.spec import LogSpec
+from outrider.ops.address import staging_rows
+from outrider.ops.rows import LogView
 
 
 class Log:
@@ -68,3 +68,13 @@ class Log:
     def bytes(self) -> int:
         """Bytes that the log takes now."""
         return self.rows.numel() * self.rows.element_size()
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one slot's ring, all layers; 0 for a log in pages."""
+        return self.spec.layers * self.spec.capacity * self.spec.width * self.rows.element_size()
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page, all layers; 0 for a ring."""
+        return self.spec.layers * self.page_rows * self.spec.width * self.rows.element_size()

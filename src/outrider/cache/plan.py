@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from ..core import Span
-from ..ops.rows import Batch, SpanDesc
+from outrider.core import Span
+from outrider.ops.rows import Batch, SpanDesc
 
 
 def describe(spans: Sequence[Span], rows: Sequence[int]) -> tuple[SpanDesc, ...]:

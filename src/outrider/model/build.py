@@ -4,26 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from ..config.model import ModelConfig
-from ..ops.table import Blocks
-from ..quant.stored import Stored
-from .mtp import MtpBlock
-from .transformer import Transformer
+from outrider.config.model import ModelConfig
+from outrider.model.mtp import MtpBlock
+from outrider.model.transformer import Transformer
+from outrider.ops.table import Blocks
+from outrider.quant.stored import Stored
 
 Progress = Callable[[int, int], None]
 """Called with (parts made, parts in all)."""
 
 
 class Under(Mapping[str, Stored]):
-    """The tensors under a prefix, by their names without it; ``shared`` names come from the top level instead."""
+    """The tensors under a prefix, by their names without it."""
 
-    def __init__(self, tensors: Mapping[str, Stored], prefix: str, shared: frozenset[str] = frozenset()) -> None:
+    def __init__(self, tensors: Mapping[str, Stored], prefix: str) -> None:
         self._tensors = tensors
         self._prefix = prefix
-        self._shared = shared
 
     def __getitem__(self, name: str) -> Stored:
-        return self._tensors[name if name in self._shared else self._prefix + name]
+        return self._tensors[self._prefix + name]
 
     def __iter__(self) -> Iterator[str]:
         return (name[len(self._prefix) :] for name in self._tensors if name.startswith(self._prefix))
@@ -53,11 +52,11 @@ def build_transformer(
 def build_mtp(trunk: Transformer, tensors: Mapping[str, Stored]) -> MtpBlock:
     """The draft head ``mtp.0``. It shares the trunk's embedding, and the trunk's vocabulary product."""
     config, ops = trunk.config, trunk.ops
-    under = Under(tensors, "mtp.0.", shared=frozenset({"head.weight"}))
+    under = Under(tensors, "mtp.0.")
     return MtpBlock(
         ops,
         embed=trunk.embed,
         draft_input=ops.prepare("draft_input", under, config),
         layer=ops.prepare("layer", under, config, config.mtp_layers[0]),
-        head=ops.prepare("head", under, config),
+        head=ops.prepare("head", under, config, shared=trunk.head),
     )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..cache.cache import Cache
-from ..cache.spec import LogSpec
-from ..config.model import ModelConfig
-from ..ops.rows import LayerLogs
+from outrider.cache.cache import Cache
+from outrider.cache.spec import LogSpec
+from outrider.config.model import ModelConfig
+from outrider.ops.rows import LayerLogs
 
 MTP_WINDOW, MTP_CARRY, MTP_VALID = "mtp_window", "mtp_carry", "mtp_valid"
 

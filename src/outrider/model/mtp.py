@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..cache.cache import Cache
-from ..ops.rows import Batch, LayerLogs
-from ..ops.table import Blocks, Handle
-from .logs import MTP_VALID, MTP_WINDOW
+from outrider.cache.cache import Cache
+from outrider.model.logs import MTP_VALID, MTP_WINDOW
+from outrider.ops.rows import Batch, LayerLogs
+from outrider.ops.table import Blocks, Handle
 
 
 @dataclass(frozen=True, slots=True)

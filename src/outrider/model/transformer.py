@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..cache.cache import Cache
-from ..config.model import ModelConfig
-from ..ops.rows import Batch
-from ..ops.table import Blocks, Handle
-from .logs import layer_addresses
+from outrider.cache.cache import Cache
+from outrider.config.model import ModelConfig
+from outrider.model.logs import layer_addresses
+from outrider.ops.rows import Batch
+from outrider.ops.table import Blocks, Handle
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..errors import ConfigError, UnsupportedError
-from .table import Blocks
+from outrider.errors import ConfigError, UnsupportedError
+from outrider.ops.table import Blocks
 
 BACKENDS = ("auto", "reference", "native")
 
@@ -17,6 +17,6 @@ def choose_backend(name: str) -> Blocks:
         raise ConfigError(f"backend is {name!r}; expected one of {', '.join(BACKENDS)}.", key="backend")
     if name == "native":
         raise UnsupportedError("backend='native' isn't there yet.", hint="Use backend='reference' or 'auto'.")
-    from .reference.blocks import ReferenceBlocks
+    from outrider.ops.reference.blocks import ReferenceBlocks
 
     return ReferenceBlocks()

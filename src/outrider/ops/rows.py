@@ -14,8 +14,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from ..core import Span
-from .address import page_home, ring_home, staged_entry, staged_row
+from outrider.core import Span
+from outrider.ops.address import page_home, ring_home, staged_entry, staged_row
 
 T = TypeVar("T")
 
@@ -122,7 +122,12 @@ class Batch:
         return torch.where((entry + 1) * log.stride <= committed, home, fresh)
 
     def rows(
-        self, members: Sequence[int], counts: Sequence[int], keys: Sequence[int], ids: Sequence[int], lowest: Sequence[int]
+        self,
+        members: Sequence[int],
+        counts: Sequence[int],
+        keys: Sequence[int],
+        ids: Sequence[int],
+        lowest: Sequence[int],
     ) -> Batch:
         """The same plan with other rows: for span ``members[i]``, ``counts[i]`` rows; ``keys`` and ``ids`` a row each,
         ``lowest`` a span each. Rotary positions are keys − 1: this is how an MTP block counts (design §4)."""
@@ -132,7 +137,9 @@ class Batch:
             first += count
         device = self.ids.device
         repeats = torch.tensor(counts, dtype=torch.int64, device=device)
-        spread = torch.tensor([list(members), list(lowest)], dtype=torch.int64, device=device).repeat_interleave(repeats, 1)
+        spread = torch.tensor([list(members), list(lowest)], dtype=torch.int64, device=device).repeat_interleave(
+            repeats, 1
+        )
         key = torch.tensor(keys, dtype=torch.int64, device=device)
         return Batch(
             descs=tuple(descs),

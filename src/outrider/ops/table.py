@@ -12,9 +12,9 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-from ..config.model import LayerConfig, ModelConfig
-from ..quant.stored import Stored
-from .rows import Batch, LayerLogs
+from outrider.config.model import LayerConfig, ModelConfig
+from outrider.ops.rows import Batch, LayerLogs
+from outrider.quant.stored import Stored
 
 HandleKind = Literal["embed", "layer", "head", "draft_input"]
 Handle = object
@@ -34,9 +34,15 @@ class Blocks(Protocol):
         ...
 
     def prepare(
-        self, kind: HandleKind, tensors: Mapping[str, Stored], config: ModelConfig, layer: LayerConfig | None = None
+        self,
+        kind: HandleKind,
+        tensors: Mapping[str, Stored],
+        config: ModelConfig,
+        layer: LayerConfig | None = None,
+        shared: Handle | None = None,
     ) -> Handle:
-        """Make a handle. ``tensors`` is read one tensor at a time by released name, relative to the block."""
+        """Make a handle. ``tensors`` is read one tensor at a time by released name, relative to the block. A head may
+        share the vocabulary product of another one (``shared``), as an MTP block's does."""
         ...
 
     def embed(self, handle: Handle, ids: Tensor) -> Tensor:

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from outrider.ops.reference.numerics import aligned
+
 LANES = 64
 """Keys of one tile: sums over keys are made tile by tile."""
 
@@ -17,20 +19,32 @@ def attend(q: Tensor, kv: Tensor, mask: Tensor, sink: Tensor, scale: float) -> T
     denominator, so a query that sees nothing gets zeros. What lies in a masked lane is replaced, not weighted by zero,
     so a NaN there can't leak. Lanes are taken in tiles of 64 in ascending order: trailing masked lanes, in any number,
     change no bit.
+
+    Heads are filled up to a multiple of 4 and head dims to one of 16: batched products of other shapes gave other
+    last bits with two threads, or from another address.
     """
-    tiles = -(-kv.shape[1] // LANES)
-    missing = tiles * LANES - kv.shape[1]
-    kv = F.pad(kv.masked_fill(~mask.unsqueeze(-1), 0.0), (0, 0, 0, missing))
-    parts = kv.unflatten(1, (tiles, LANES)).unbind(1)
-    hidden = ~F.pad(mask, (0, missing)).unsqueeze(1)
-    scores = torch.cat([torch.bmm(q, part.transpose(1, 2)) for part in parts], -1).mul_(scale)
+    tiles, (heads, width) = -(-kv.shape[1] // LANES), q.shape[1:]
+    missing, odd, spare = tiles * LANES - kv.shape[1], -width % 16, -heads % 4
+    if odd or spare:
+        q, sink = F.pad(q, (0, odd, 0, spare)), F.pad(sink, (0, spare))
+    kv = kv.masked_fill(~mask.unsqueeze(-1), 0.0)
+    if odd or missing:
+        kv, mask = F.pad(kv, (0, odd, 0, missing)), F.pad(mask, (0, missing))
+    out = _attend_tiles(aligned(q.contiguous()), kv.split(LANES, 1), ~mask.unsqueeze(1), sink.unsqueeze(-1), scale)
+    return out[:, :heads, :width]
+
+
+def _attend_tiles(q: Tensor, tiles: tuple[Tensor, ...], hidden: Tensor, sink: Tensor, scale: float) -> Tensor:
+    """The same with every dim filled up: ``tiles`` of ``[T, 64, D]``, ``hidden [T, 1, N]``, ``sink [H, 1]``.
+
+    The largest score is exact whatever the order, so it is taken first; sums then go tile by tile.
+    """
+    scores = torch.cat([torch.bmm(q, tile.transpose(1, 2)) for tile in tiles], -1).mul_(scale)
     scores.masked_fill_(hidden, -torch.inf)
-    sink = sink.unsqueeze(-1)
     top = torch.maximum(scores.amax(-1, keepdim=True), sink)
-    weights = torch.exp(scores - top)
-    total = torch.exp(sink - top)
-    out = torch.zeros_like(q)
-    for part, weight in zip(parts, weights.split(LANES, -1), strict=True):
-        total = total + weight.sum(-1, keepdim=True)
-        out += torch.bmm(weight, part)
-    return out / total
+    weights = scores.sub_(top).exp_()
+    total, out = torch.exp(sink - top), torch.zeros_like(q)
+    for weight, tile in zip(weights.split(LANES, -1), tiles, strict=True):
+        total += weight.sum(-1, keepdim=True)
+        out += torch.bmm(weight, tile)
+    return out.div_(total)

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...quant import fp8
-from ..address import closed_entries
-from ..rows import Batch, LayerLogs, LogView
-from . import indexer
-from .compressor import closing, pooled, stage_raw, stage_rows
-from .handles import Attention, Layer
-from .moe import project
-from .primitives import activation, apply_rope, attend, linear, rms_norm, rope_angles
+from outrider.ops.address import closed_entries
+from outrider.ops.reference import indexer
+from outrider.ops.reference.compressor import closing, pooled, stage_raw, stage_rows
+from outrider.ops.reference.handles import Attention, Layer
+from outrider.ops.reference.moe import project
+from outrider.ops.reference.primitives import activation, apply_rope, attend, linear, rms_norm, rope_angles
+from outrider.ops.rows import Batch, LayerLogs, LogView
+from outrider.quant import fp8
 
 KV_BLOCK = 64  # FP8 simulation of KV rows, spec 1 §2
 ROWS = 32  # queries gathered at a time: bounds the copy of keys to ROWS·lanes·D
@@ -105,16 +105,13 @@ def attention(layer: Layer, batch: Batch, logs: LayerLogs, normed: Normed) -> Te
     query = project(weights.wq_b, low_rank, low_rank_quantised)
     query = rms_norm(query.unflatten(1, (config.num_attention_heads, config.head_dim)), None, eps)
     cos, sin = _angles(layer, batch)
-    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     query = _rotate(query, cos, sin)
     entries = _entries(layer, batch, logs, normed.x, (low_rank, low_rank_quantised))
     out = _attend(layer, batch, logs, query, entries)
     return _project_out(weights, _rotate(out, cos, sin, inverse=True), config.o_groups)
 
 
-def _entries(
-    layer: Layer, batch: Batch, logs: LayerLogs, x: Tensor, low_rank: tuple[Tensor, Tensor]
-) -> Tensor | None:
+def _entries(layer: Layer, batch: Batch, logs: LayerLogs, x: Tensor, low_rank: tuple[Tensor, Tensor]) -> Tensor | None:
     """Entry numbers that each row attends to, ascending, -1 beyond; None in a window layer."""
     if logs.entries is None:
         return None

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from ...config.model import LayerConfig, ModelConfig
-from ...quant.stored import Stored
-from ..rows import Batch, LayerLogs
-from ..table import Handle, HandleKind, Move
-from . import attention, handles, hyper
-from .handles import DraftInput, Embedding, Head, Layer
-from .moe import moe, project
-from .primitives import rms_norm
+from outrider.config.model import LayerConfig, ModelConfig
+from outrider.ops.reference import attention, handles, hyper
+from outrider.ops.reference.handles import DraftInput, Embedding, Head, Layer
+from outrider.ops.reference.moe import moe, project
+from outrider.ops.reference.primitives import rms_norm
+from outrider.ops.rows import Batch, LayerLogs
+from outrider.ops.table import Handle, HandleKind, Move
+from outrider.quant.stored import Stored
 
 
 class ReferenceBlocks:
@@ -26,14 +26,21 @@ class ReferenceBlocks:
         return "bit-exact: float32 logits of a row don't depend on drafts, batch, chunking or thread count"
 
     def prepare(
-        self, kind: HandleKind, tensors: Mapping[str, Stored], config: ModelConfig, layer: LayerConfig | None = None
+        self,
+        kind: HandleKind,
+        tensors: Mapping[str, Stored],
+        config: ModelConfig,
+        layer: LayerConfig | None = None,
+        shared: Handle | None = None,
     ) -> Handle:
         """Dequantise to float32 once; tensors are read one at a time."""
         if kind == "layer":
             assert layer is not None
             return handles.layer(tensors, config, layer)
-        makers = {"embed": handles.embedding, "head": handles.head, "draft_input": handles.draft_input}
-        return makers[kind](tensors, config)
+        if kind == "head":
+            assert shared is None or isinstance(shared, Head)
+            return handles.head(tensors, config, shared)
+        return handles.embedding(tensors, config) if kind == "embed" else handles.draft_input(tensors, config)
 
     def embed(self, handle: Handle, ids: Tensor) -> Tensor:
         """See ``Blocks.embed``."""

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..address import closed_entries, staged_entry, staged_row
-from ..rows import Batch, LogView
-from .handles import Compressor
-from .primitives import linear, rms_norm, tree_sum
+from outrider.ops.address import closed_entries, staged_entry, staged_row
+from outrider.ops.reference.handles import Compressor
+from outrider.ops.reference.primitives import linear, rms_norm, tree_sum
+from outrider.ops.rows import Batch, LogView
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...config.model import LayerConfig, ModelConfig
-from ...quant.stored import Stored
-from .primitives import inverse_frequencies
+from outrider.config.model import LayerConfig, ModelConfig
+from outrider.ops.reference.primitives import inverse_frequencies
+from outrider.quant.stored import Stored
 
 Tensors = Mapping[str, Stored]
 
@@ -38,7 +38,7 @@ class Hyper:
 
 @dataclass(frozen=True, slots=True)
 class Compressor:
-    """``ape [r, c·D]``, ``wkv`` and ``wgate`` stacked ``[2·c·D, d]`` (both read the same unquantised input), norm ``[D]``."""
+    """``ape [r, c·D]``, ``wkv`` and ``wgate`` stacked ``[2·c·D, d]`` (both read one unquantised input)."""
 
     ape: Tensor
     stacked: Linear
@@ -158,12 +158,12 @@ def embedding(tensors: Tensors, config: ModelConfig) -> Embedding:
     return Embedding(plain(tensors, "embed.weight"), config.hc_mult)
 
 
-def head(tensors: Tensors, config: ModelConfig) -> Head:
-    """The trunk's head, or an MTP block's (whose ``head.weight`` is the trunk's: spec 1 §2)."""
+def head(tensors: Tensors, config: ModelConfig, shared: Head | None) -> Head:
+    """The trunk's head, or an MTP block's (whose vocabulary product is the trunk's, ``shared``: spec 1 §2)."""
     return Head(
         hyper(tensors, "hc_head"),
         plain(tensors, "norm.weight"),
-        linear(tensors, "head"),
+        linear(tensors, "head") if shared is None else shared.weight,
         config.rms_norm_eps,
         config.hc_eps,
     )

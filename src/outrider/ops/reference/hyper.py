@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .handles import Head, Hyper, Layer
-from .primitives import hyper_split, linear, rms_norm, sigmoid, tree_sum
+from outrider.ops.reference.handles import Head, Hyper, Layer
+from outrider.ops.reference.primitives import hyper_split, linear, rms_norm, sigmoid, tree_sum
 
 
 def _mixes(hyper: Hyper, streams: Tensor, eps: float) -> Tensor:
@@ -16,7 +16,7 @@ def _mixes(hyper: Hyper, streams: Tensor, eps: float) -> Tensor:
 
 
 def enter(hyper: Hyper, norm: Tensor, streams: Tensor, layer: Layer) -> tuple[Tensor, Tensor, Tensor]:
-    """Steps 1-3: streams ``[R, S, d]`` → the sublayer's normed input ``[R, d]``, ``post [R, S]``, ``comb [R, S, S]``."""
+    """Steps 1-3: ``[R, S, d]`` → the sublayer's normed input ``[R, d]``, ``post [R, S]``, ``comb [R, S, S]``."""
     config = layer.config
     mixes = _mixes(hyper, streams, config.rms_norm_eps)
     pre, post, comb = hyper_split(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...quant.fp4 import simulate
-from ..address import closed_entries
-from ..rows import Batch, LogView
-from .handles import Attention, Layer
-from .moe import project
-from .primitives import apply_rope, hadamard, linear, rope_angles, top_k_by_rule, tree_sum
+from outrider.ops.address import closed_entries
+from outrider.ops.reference.handles import Attention, Layer
+from outrider.ops.reference.moe import project
+from outrider.ops.reference.primitives import apply_rope, hadamard, linear, rope_angles, top_k_by_rule, tree_sum
+from outrider.ops.rows import Batch, LogView
+from outrider.quant.fp4 import simulate
 
 TILE = 64  # keys a product: a fixed shape, so that a score's bits don't depend on how many entries exist
 
@@ -47,9 +47,7 @@ def everything(visible: Tensor, most: int) -> Tensor:
     return torch.where(lanes < visible.unsqueeze(1), lanes, -1)
 
 
-def _scores(
-    layer: Layer, batch: Batch, log: LogView, x: Tensor, low_rank: tuple[Tensor, Tensor], most: int
-) -> Tensor:
+def _scores(layer: Layer, batch: Batch, log: LogView, x: Tensor, low_rank: tuple[Tensor, Tensor], most: int) -> Tensor:
     """score(t, j) = Σ_h weight_h · relu(q_h·k_j) ``[R, most]``; lanes that a row doesn't see hold anything."""
     attention, config = layer.attention, layer.config
     query, weight = _queries(attention, layer, batch, x, low_rank)
@@ -75,7 +73,7 @@ def _queries(
     config = layer.config
     query = project(attention.indexer.wq_b, *low_rank).unflatten(1, (config.index_n_heads, config.index_head_dim))
     cos, sin = batch.memo(("angles", "compressed"), lambda: rope_angles(batch.rope, attention.frequencies))
-    query = turn(query, cos.unsqueeze(1), sin.unsqueeze(1), config.quantised)
+    query = turn(query, cos, sin, config.quantised)
     weight = project(attention.indexer.weights_proj, x)
     return query, weight * (config.index_head_dim**-0.5 * config.index_n_heads**-0.5)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .handles import Expert, Layer, Linear
-from .primitives import activation, linear, silu, softplus, top_k_by_rule, tree_sum
+from outrider.ops.reference.handles import Expert, Layer, Linear
+from outrider.ops.reference.primitives import activation, linear, silu, softplus, top_k_by_rule, tree_sum
 
 
 def project(weights: Linear, x: Tensor, quantised: Tensor | None = None) -> Tensor:
-    """A linear layer on ``x [R, in]``; a quantised one takes ``quantised`` (``activation(x)``, made where not given)."""
+    """A linear layer on ``x [R, in]``; a quantised one takes ``quantised`` = activation(x), made if not given."""
     if weights.quantised:
         x = activation(x) if quantised is None else quantised
     return linear(x, weights.weight)

@@ -19,25 +19,35 @@ from torch import Tensor
 from outrider.quant import fp8
 
 TILE = 4
+LANES = 16
+ALIGNMENT = 64
 _LONGEST_SUM = 16384  # from 32,768 values on, torch splits the sum of a single row among threads
 
 
 def linear(x: Tensor, w: Tensor) -> Tensor:
     """``x [T, in] @ w [out, in]ᵀ`` → ``[T, out]``, float32; T may be 0.
 
-    Computed in tiles of exactly four rows, the last one filled up with zeros.
+    A matrix product picks its order of additions by its shape, so the shape is fixed: tiles of exactly four rows, the
+    last one filled up with zeros.
     """
-    x = x.contiguous()
-    rows, columns, turned = x.shape[0], x.shape[1], w.t()
-    whole = rows - rows % TILE
-    out = x.new_empty(-(-rows // TILE) * TILE, w.shape[0])
-    for start in range(0, whole, TILE):
-        torch.mm(x[start : start + TILE], turned, out=out[start : start + TILE])
-    if whole < rows:
-        last = x.new_zeros(TILE, columns)
-        last[: rows - whole] = x[whole:]
-        torch.mm(last, turned, out=out[whole:])
+    (rows, inputs), outputs = x.shape, w.shape[0]
+    missing, odd = -rows % TILE, -inputs % 4
+    if odd:
+        x, w = F.pad(x, (0, odd)), F.pad(w, (0, odd))
+    x = F.pad(x, (0, 0, 0, missing)) if missing else x.contiguous()
+    out = x.new_empty(rows + missing, outputs)
+    edge = outputs - outputs % LANES
+    parts = [part for part in (slice(0, edge), slice(edge, outputs)) if part.start < part.stop]
+    for start in range(0, rows, TILE):
+        tile = aligned(x[start : start + TILE])
+        for part in parts:
+            torch.mm(tile, w[part].t(), out=out[start : start + TILE, part])
     return out[:rows]
+
+
+def aligned(x: Tensor) -> Tensor:
+    """``x``, or a copy of it that starts at a multiple of 64 bytes, as every fresh tensor does."""
+    return x.clone() if x.data_ptr() % ALIGNMENT else x
 
 
 def tree_sum(x: Tensor, dim: int) -> Tensor:

@@ -1,0 +1,119 @@
+"""One step of the engine: the path of design §5, line by line. Nothing lasts before ``commit``."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from outrider.cache.cache import Cache
+from outrider.core import Kept, Span, Verdict
+from outrider.draft.base import Drafter, Drafts
+from outrider.engine.interrupts import interrupts_held
+from outrider.engine.tally import Timing
+from outrider.errors import OutriderWarning
+from outrider.model.transformer import Target, Transformer
+from outrider.ops.rows import Batch
+from outrider.sampling.clip import Clipped, clip
+from outrider.text.stream import TextStream
+from outrider.verify.base import Verifier
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a step is made of; all of it outlives the step."""
+
+    model: Transformer
+    cache: Cache
+    drafter: Drafter
+    verifier: Verifier
+    eos_ids: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a step has made; committed already. One verdict and one clipped a span of ``batch``."""
+
+    batch: Batch
+    drafts: Drafts
+    target: Target
+    verdicts: tuple[Verdict, ...]
+    clipped: tuple[Clipped, ...]
+    timing: Timing
+
+
+def run_step(parts: Parts, spans: list[Span], texts: Mapping[int, TextStream], apply: Callable[[Step], None]) -> None:
+    """Draft, verify, keep, feed, commit, apply. ``texts`` holds each sequence's text state by its id.
+
+    An exception, also a KeyboardInterrupt, before ``commit`` leaves every sequence as it was; an interrupt during
+    ``commit`` and ``apply``, which belong together, waits for their end.
+    """
+    cache, clock = parts.cache, _Clock()
+    try:
+        drafts = clock.measure("draft", lambda: _propose(parts.drafter, spans, cache))
+        batch = cache.plan(spans, drafts.ids)
+        target = clock.measure("target", lambda: parts.model(batch, cache, tap=parts.drafter.tap))
+        verdicts = tuple(parts.verifier.judge(batch, target))
+        clipped = tuple(
+            _clip(span, verdict, texts[span.seq.id], parts.eos_ids)
+            for span, verdict in zip(spans, verdicts, strict=True)
+        )
+        kept = [item.kept for item in clipped]
+        clock.measure("feed", lambda: _catch_up(parts.drafter, batch, target, kept, cache))
+        with interrupts_held():
+            cache.commit(batch, kept)
+            apply(Step(batch, drafts, target, verdicts, clipped, clock.timing()))
+    except BaseException:
+        cache.discard()
+        raise
+
+
+def _propose(drafter: Drafter, spans: list[Span], cache: Cache) -> Drafts:
+    """A drafter's exception means no drafts in this step, never a failed request."""
+    try:
+        return drafter.propose(spans, cache)
+    except Exception as error:
+        warnings.warn(f"the drafter {drafter.name} failed to propose: {error!r}", OutriderWarning, stacklevel=2)
+        return Drafts.none(spans)
+    finally:
+        cache.discard()
+
+
+def _catch_up(drafter: Drafter, batch: Batch, target: Target, kept: list[Kept], cache: Cache) -> None:
+    """A drafter that can't be fed misses rows; the request goes on."""
+    try:
+        drafter.catch_up(batch, target, kept, cache)
+    except Exception as error:
+        warnings.warn(f"the drafter {drafter.name} failed to catch up: {error!r}", OutriderWarning, stacklevel=2)
+        drafter.miss(batch, kept)
+
+
+def _clip(span: Span, verdict: Verdict, text: TextStream, eos_ids: frozenset[int]) -> Clipped:
+    """Stops and limits; a row that isn't finite ends the text after the tokens before it."""
+    clipped = clip(span.seq, span, verdict, text, eos_ids)
+    if verdict.fault is None or clipped.kept.finish is not None:
+        return clipped
+    return replace(clipped, kept=replace(clipped.kept, finish="error"))
+
+
+class _Clock:
+    """Wall time of a step and of its parts."""
+
+    def __init__(self) -> None:
+        self._start = time.perf_counter()
+        self._parts: dict[str, float] = {}
+
+    def measure(self, part: str, work: Callable[[], T]) -> T:
+        start = time.perf_counter()
+        try:
+            return work()
+        finally:
+            self._parts[part] = time.perf_counter() - start
+
+    def timing(self) -> Timing:
+        """The step's seconds so far."""
+        return Timing(whole=time.perf_counter() - self._start, **self._parts)
