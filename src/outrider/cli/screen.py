@@ -39,23 +39,21 @@ class Screen:
         self._recorder = _recorder() if picture else None
 
     @property
-    def colour(self) -> bool:
-        """True where origins are told apart by colour, false where by marks."""
-        return self.console.color_system is not None and not self.console.no_color
+    def _views(self) -> list[tuple[Console, bool]]:
+        """The terminal and the picture, each with whether it tells origins apart by colour (else by marks)."""
+        colour = self.console.color_system is not None and not self.console.no_color
+        return [(self.console, colour), *([(self._recorder, True)] if self._recorder else [])]
 
-    def print(self, what: RenderableType = "", *, end: str = "\n") -> None:
-        """Print, on the terminal and in the picture. Long lines are left to the terminal to wrap."""
-        self.console.print(what, end=end, soft_wrap=isinstance(what, str | Text))
-        if self._recorder:
-            self._recorder.print(what, end=end)
+    def print(self, what: RenderableType, *, end: str = "\n") -> None:
+        """Print, on the terminal and in the picture. A whole line is wrapped at words; what others go on from isn't."""
+        for console, _ in self._views:
+            console.print(what, end=end, soft_wrap=end != "\n")
 
     def token(self, text: str, origin: str) -> None:
         """Print one token's text at once, in the look of its origin."""
-        look = LOOKS[origin]
-        self.console.print(Text(text, look.style) if self.colour else marked(text, look), end="", soft_wrap=True)
+        for console, colour in self._views:
+            console.print(looking(text, origin, colour), end="", soft_wrap=True)
         self.console.file.flush()
-        if self._recorder:
-            self._recorder.print(Text(text, look.style), end="")
 
     def title(self, name: str, about: str) -> None:
         """The heading of a part."""
@@ -71,10 +69,9 @@ class Screen:
 
     def legend(self, *origins: str) -> None:
         """One line for each origin: how it looks and what it means."""
-        for origin in origins:
-            look = LOOKS[origin]
-            sample = Text("  token", look.style) if self.colour else Text(f"  {look.before}token{look.after}")
-            self.print(Text.assemble(sample, f"  {look.meaning}"))
+        for console, colour in self._views:
+            for origin in origins:
+                console.print(Text.assemble("  ", looking("token", origin, colour), f"  {LOOKS[origin].meaning}"))
 
     def status(self, message: str) -> AbstractContextManager[object]:
         """A line that says what is going on while it lasts; nothing on a pipe."""
@@ -92,13 +89,20 @@ def _recorder() -> Console:
     )
 
 
-def marked(text: str, look: Look) -> Text:
-    """A token's text between the marks of its origin. Marks go round what can be seen: a token of blanks is shown by
-    one sign, so that the mark isn't torn over two lines."""
-    if not look.before:
-        return Text(text)
+def looking(text: str, origin: str, colour: bool) -> Text:
+    """A token's text as one of its origin looks, with colours or without."""
+    look = LOOKS[origin]
+    return Text(text, look.style) if colour else Text(marked(text, look.before, look.after))
+
+
+def marked(text: str, before: str, after: str) -> str:
+    """A token's text between two marks. They go round what can be seen; a token of blanks is shown by one sign, so
+    that the marks aren't torn over two lines."""
+    if not before:
+        return text
     seen = text.strip()
     if not seen:
-        return Text(f"{look.before}{'⏎' if chr(10) in text else '·'}{look.after}{text}")
+        sign = "⏎" if "\n" in text else "·" if text else ""
+        return f"{before}{sign}{after}{text}"
     start = text.index(seen)
-    return Text(f"{text[:start]}{look.before}{seen}{look.after}{text[start + len(seen) :]}")
+    return f"{text[:start]}{before}{seen}{after}{text[start + len(seen) :]}"
