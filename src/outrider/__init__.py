@@ -22,7 +22,7 @@ from outrider.errors import (
 )
 
 if TYPE_CHECKING:
-    from outrider.engine.llm import Engine
+    from outrider.engine.llm import Engine, Stream
     from outrider.engine.load import load
     from outrider.engine.results import Completion, Piece, Stats
 
@@ -52,6 +52,7 @@ _LAZY = {
     "Engine": "outrider.engine.llm",
     "Piece": "outrider.engine.results",
     "Stats": "outrider.engine.results",
+    "Stream": "outrider.engine.llm",
     "load": "outrider.engine.load",
 }
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import torch
+from torch import Tensor
 
 from outrider.cache.log import Log
 from outrider.cache.plan import draft_batch, target_batch
@@ -24,7 +25,8 @@ from outrider.ops.address import closed_entries, page_home, ring_home, staged_en
 from outrider.ops.rows import Batch, LogView, SpanDesc
 from outrider.ops.table import Blocks, Move
 
-Counts = int | Iterable[int] | Iterable[Kept]
+Counts = int | Tensor | Iterable[int | Kept]
+"""Rows kept: one number for every span, or one for each; any sequence, array or tensor of ints."""
 
 
 class Cache:
@@ -190,9 +192,9 @@ class Cache:
 
 def _counts(kept: Counts, batch: Batch) -> list[int]:
     """``kept`` as one int a span, checked."""
-    if hasattr(kept, "tolist"):
+    if isinstance(kept, Tensor):
         kept = kept.tolist()
-    given = [kept] * len(batch.descs) if isinstance(kept, int) else list(kept)
+    given: list[int | Kept] = [kept] * len(batch.descs) if isinstance(kept, int) else list(kept)
     counts = [item.n if isinstance(item, Kept) else int(item) for item in given]
     if len(counts) != len(batch.descs):
         raise ValueError(f"kept has {len(counts)} numbers for {len(batch.descs)} spans; expected one for each span")

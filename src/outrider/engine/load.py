@@ -63,20 +63,20 @@ def load(
     Raises ConfigError (``.key``), CheckpointError (``.tensor``), UnsupportedError or CapacityError, each one sentence.
     """
     engine_config, draft_config = _configs(options, draft_length)
-    _check_plain(device, dtype)
+    _check_device(device, dtype)
     if engine_config.threads is not None:
         torch.set_num_threads(engine_config.threads)
     checkpoint = open_checkpoint(path)
     length = engine_config.length(checkpoint.config.max_position_embeddings)
     proposer = _proposer(checkpoint, draft, draft_length)
     _check_memory(checkpoint)
-    ops = choose_backend(backend)
+    ops = choose_backend(backend, device)
     model = build_transformer(checkpoint.config, checkpoint, ops, progress)
     tokenizer = Tokenizer.load(checkpoint.path)
     drafter = _make_drafter(proposer, model, checkpoint, draft_config, tokenizer)
     drafts = 0 if isinstance(drafter, NoDrafter) and drafter.name == "none" else draft_config.length
     _check_width(drafter, drafts, engine_config)
-    cache = _make_cache(model, drafter, engine_config, length)
+    cache = _make_cache(model, drafter, engine_config, length, device)
     verifier: Verifier = CommitEverything() if _verifier == "everything" else Coupled()
     parts = Parts(model, cache, drafter, verifier, frozenset(checkpoint.config.eos_token_ids))
     info = _info(checkpoint, parts, drafts, length, engine_config)
@@ -85,7 +85,7 @@ def load(
     return Engine(parts, engine_config, FixedLength(drafts), info, tokenizer)
 
 
-def _configs(options: Mapping[str, Any], draft_length: object) -> tuple[EngineConfig, DraftConfig]:
+def _configs(options: Mapping[str, Any], draft_length: Any) -> tuple[EngineConfig, DraftConfig]:
     """Sort keywords into the two configs; refuse unknown ones, and later ones that ask for something."""
     engine, draft = {}, {}
     for name, value in options.items():
@@ -104,11 +104,18 @@ def _configs(options: Mapping[str, Any], draft_length: object) -> tuple[EngineCo
     return EngineConfig(**engine), DraftConfig(length=AUTO_LENGTH if draft_length == "auto" else draft_length, **draft)
 
 
-def _check_plain(device: str, dtype: str) -> None:
+def _check_device(device: str, dtype: str) -> None:
     if dtype not in ("auto", "float32"):
         raise UnsupportedError(f"dtype={dtype!r} isn't there yet.", hint="Use dtype='auto', which computes in float32.")
-    if device != "cpu":
-        raise UnsupportedError(f"device={device!r} was never tested.", hint="Use device='cpu'.")
+    try:
+        kind = torch.device(device).type
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise ConfigError(
+            f"device is {device!r}, which PyTorch can't use here.", key="device", hint="Use 'cpu'."
+        ) from error
+    if kind != "cpu":
+        warnings.warn(f"device={device!r} was never tested: nothing is promised for it.", OutriderWarning, stacklevel=3)
 
 
 def _proposer(checkpoint: Checkpoint, draft: str | Drafter, draft_length: object) -> str | Drafter:
@@ -183,7 +190,7 @@ def _check_width(drafter: Drafter, drafts: int, config: EngineConfig) -> None:
         )
 
 
-def _make_cache(model: Transformer, drafter: Drafter, config: EngineConfig, length: int) -> Cache:
+def _make_cache(model: Transformer, drafter: Drafter, config: EngineConfig, length: int, device: str) -> Cache:
     specs: tuple[LogSpec, ...] = (*trunk_specs(model.config), *drafter.logs)
     check_specs(specs, config.page_tokens)
     slots = config.max_batch + 1  # one more for score and draft_logits beside a full batch
@@ -201,6 +208,7 @@ def _make_cache(model: Transformer, drafter: Drafter, config: EngineConfig, leng
         max_pages=pages,
         step_rows=config.step_rows,
         page_tokens=config.page_tokens,
+        device=device,
         poison=config.poison,
     )
 
@@ -213,7 +221,7 @@ def _info(checkpoint: Checkpoint, parts: Parts, drafts: int, length: int, config
     return Info(
         path=checkpoint.path,
         backend=parts.model.ops.name,
-        device="cpu",
+        device=cache.device,
         dtype="float32",
         threads=torch.get_num_threads(),
         promise=parts.model.ops.promise(),

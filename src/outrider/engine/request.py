@@ -57,4 +57,5 @@ class Request:
 
 def _origins(drafts: int, kept: Kept) -> tuple[Origin, ...]:
     own: Origin = "target" if not drafts else "bonus" if kept.accepted == drafts else "corrected"
-    return (*(("accepted",) * kept.accepted), *((own,) * (len(kept.tokens) - kept.accepted)))
+    origins: list[Origin] = ["accepted"] * kept.accepted
+    return (*origins, *[own] * (len(kept.tokens) - kept.accepted))

@@ -8,8 +8,9 @@ from outrider.ops.table import Blocks
 BACKENDS = ("auto", "reference", "native")
 
 
-def choose_backend(name: str) -> Blocks:
-    """The backend called ``name``; "auto" is the fastest one that works here (until native kernels exist: reference).
+def choose_backend(name: str, device: str = "cpu") -> Blocks:
+    """The backend called ``name``, with its weights on ``device``. "auto" is the fastest that works here: for now the
+    reference, until native kernels exist.
 
     Raises ConfigError for an unknown name, UnsupportedError for one that isn't there yet.
     """
@@ -19,4 +20,4 @@ def choose_backend(name: str) -> Blocks:
         raise UnsupportedError("backend='native' isn't there yet.", hint="Use backend='reference' or 'auto'.")
     from outrider.ops.reference.blocks import ReferenceBlocks
 
-    return ReferenceBlocks()
+    return ReferenceBlocks(device)

@@ -27,11 +27,21 @@ def attend(q: Tensor, kv: Tensor, mask: Tensor, sink: Tensor, scale: float) -> T
     missing, odd, spare = tiles * LANES - kv.shape[1], -width % 16, -heads % 4
     if odd or spare:
         q, sink = F.pad(q, (0, odd, 0, spare)), F.pad(sink, (0, spare))
-    kv = kv.masked_fill(~mask.unsqueeze(-1), 0.0)
+    kv = _cleared(kv, mask)
     if odd or missing:
         kv, mask = F.pad(kv, (0, odd, 0, missing)), F.pad(mask, (0, missing))
     out = _attend_tiles(aligned(q.contiguous()), kv.split(LANES, 1), ~mask.unsqueeze(1), sink.unsqueeze(-1), scale)
     return out[:, :heads, :width]
+
+
+def _cleared(kv: Tensor, mask: Tensor) -> Tensor:
+    """``kv`` with +0 in every masked lane, whatever lay there.
+
+    On the bit patterns: all ones keep a value, all zeros clear it. Twice as fast as torch.where, which can't vectorise
+    a bool beside a float, and this was half the time of attention.
+    """
+    keep = -mask.to(torch.int32).unsqueeze(-1)
+    return kv.view(torch.int32).bitwise_and(keep).view(torch.float32)
 
 
 def _attend_tiles(q: Tensor, tiles: tuple[Tensor, ...], hidden: Tensor, sink: Tensor, scale: float) -> Tensor:

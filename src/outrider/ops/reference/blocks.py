@@ -21,6 +21,9 @@ class ReferenceBlocks:
 
     name = "reference"
 
+    def __init__(self, device: str = "cpu") -> None:
+        self._device = device
+
     def promise(self) -> str:
         """What is tested for this backend: rows don't depend on the company they keep, to the last bit."""
         return "bit-exact: float32 logits of a row don't depend on drafts, batch, chunking or thread count"
@@ -34,6 +37,7 @@ class ReferenceBlocks:
         shared: Handle | None = None,
     ) -> Handle:
         """Dequantise to float32 once; tensors are read one at a time."""
+        tensors = handles.On(tensors, self._device)
         if kind == "layer":
             assert layer is not None
             return handles.layer(tensors, config, layer)

@@ -6,8 +6,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -17,6 +17,25 @@ from outrider.ops.reference.primitives import inverse_frequencies
 from outrider.quant.stored import Stored
 
 Tensors = Mapping[str, Stored]
+
+
+class On(Mapping[str, Stored]):
+    """The same tensors, moved to a device as they are read."""
+
+    def __init__(self, tensors: Tensors, device: str) -> None:
+        self._tensors = tensors
+        self._device = device
+
+    def __getitem__(self, name: str) -> Stored:
+        stored = self._tensors[name]
+        scale = None if stored.scale is None else stored.scale.to(self._device)
+        return replace(stored, data=stored.data.to(self._device), scale=scale)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,16 +223,17 @@ def _attention(tensors: Tensors, config: ModelConfig, spec: LayerConfig) -> Atte
             linear(tensors, "attn.indexer.weights_proj"),
             _compressor(tensors, "attn.indexer.compressor", config.index_head_dim, spec),
         )
+    sink = plain(tensors, "attn.attn_sink")
     return Attention(
         wq_a=linear(tensors, "attn.wq_a"),
         q_norm=plain(tensors, "attn.q_norm.weight"),
         wq_b=linear(tensors, "attn.wq_b"),
         wkv=linear(tensors, "attn.wkv"),
         kv_norm=plain(tensors, "attn.kv_norm.weight"),
-        sink=plain(tensors, "attn.attn_sink"),
+        sink=sink,
         wo_a=plain(tensors, "attn.wo_a.weight").unflatten(0, (config.o_groups, config.o_lora_rank)),
         wo_b=linear(tensors, "attn.wo_b"),
-        frequencies=inverse_frequencies(config.qk_rope_head_dim, spec.rope_theta, spec.yarn),
+        frequencies=inverse_frequencies(config.qk_rope_head_dim, spec.rope_theta, spec.yarn).to(sink.device),
         compressor=compressor,
         indexer=indexer,
     )

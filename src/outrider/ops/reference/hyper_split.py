@@ -17,12 +17,24 @@ def hyper_split(
     their sums in turn, ``iterations`` times in all, ending with the columns.
     """
     s = streams
-    pre = sigmoid(mixes[:, :s] * scale[0] + base[:s]) + eps
-    post = 2.0 * sigmoid(mixes[:, s : 2 * s] * scale[1] + base[s : 2 * s])
-    comb = (mixes[:, 2 * s :] * scale[2] + base[2 * s :]).unflatten(-1, (s, s))
-    comb = torch.softmax(comb, -1) + eps
-    comb.div_(comb.sum(-2, keepdim=True).add_(eps))
+    pre_scale, post_scale, comb_scale = scale.unbind()
+    pre = sigmoid(mixes[:, :s] * pre_scale + base[:s]).add_(eps)
+    post = sigmoid(mixes[:, s : 2 * s] * post_scale + base[s : 2 * s]).mul_(2.0)
+    comb = (mixes[:, 2 * s :] * comb_scale + base[2 * s :]).unflatten(-1, (s, s))
+    return pre, post, _sinkhorn(torch.softmax(comb, -1).add_(eps), iterations, eps)
+
+
+def _sinkhorn(comb: Tensor, iterations: int, eps: float) -> Tensor:
+    """``comb [T, S, S]`` with columns, then rows and columns in turn, divided by (their sums + eps).
+
+    The eps lies beside the matrix as one more row and column that are never divided, so that a sum has it already:
+    two calls a division instead of three, of 80 in all.
+    """
+    rows, s = comb.shape[0], comb.shape[1]
+    framed = comb.new_full((rows, s + 1, s + 1), eps)
+    inner, wide, high = framed[:, :s, :s], framed[:, :s], framed[:, :, :s]
+    inner.copy_(comb).div_(high.sum(-2, keepdim=True))
     for _ in range(iterations - 1):
-        comb.div_(comb.sum(-1, keepdim=True).add_(eps))
-        comb.div_(comb.sum(-2, keepdim=True).add_(eps))
-    return pre, post, comb
+        inner.div_(wide.sum(-1, keepdim=True))
+        inner.div_(high.sum(-2, keepdim=True))
+    return inner.contiguous()

@@ -83,5 +83,7 @@ def _keys(batch: Batch, log: LogView, span: int, count: int) -> Tensor:
     padded = -(-count // TILE) * TILE
     entry = torch.arange(padded, device=log.rows.device)
     exists = entry < count
-    address = batch.entry_address(log, torch.where(exists, entry, 0).unsqueeze(0), torch.tensor([span]))
+    address = batch.entry_address(
+        log, torch.where(exists, entry, 0).unsqueeze(0), torch.tensor([span], device=entry.device)
+    )
     return torch.where(exists.unsqueeze(1), log.rows[address[0]], 0.0)

@@ -28,7 +28,14 @@ def linear(x: Tensor, w: Tensor) -> Tensor:
     """``x [T, in] @ w [out, in]ᵀ`` → ``[T, out]``, float32; T may be 0.
 
     A matrix product picks its order of additions by its shape, so the shape is fixed: tiles of exactly four rows, the
-    last one filled up with zeros.
+    last one filled up with zeros. What else was needed, measured with torch 2.13 and MKL on AVX-512 (T = 1…33, out
+    1…120 and up to 4,096, in 1…100,001, 1 to 16 threads; without each of these some bits differed):
+
+    - ``in`` a multiple of 4: otherwise up to 11 outputs depend on the row's place in the tile. Others are filled up
+      with zeros here, which copies the weight; real ones are multiples of 32.
+    - Outputs beyond the last multiple of 16 in a product of their own: in one product they depend on how many threads
+      share it, from three on.
+    - Each tile begins at a multiple of 64 bytes.
     """
     (rows, inputs), outputs = x.shape, w.shape[0]
     missing, odd = -rows % TILE, -inputs % 4
@@ -75,7 +82,8 @@ def row_mean(x: Tensor) -> Tensor:
     columns = x.shape[-1]
     x = x.contiguous()
     while x.shape[-1] > _LONGEST_SUM:
-        x = F.pad(x, (0, x.shape[-1] % 2)).unflatten(-1, (2, -1)).sum(-2)
+        low, high = F.pad(x, (0, x.shape[-1] % 2)).chunk(2, -1)
+        x = low + high
     return x.sum(-1, keepdim=True) / columns
 
 
@@ -117,15 +125,27 @@ def softmax_over(x: Tensor, dim: int) -> Tensor:
 
 
 def hadamard(x: Tensor) -> Tensor:
-    """Hadamard transform over the last dim (a power of two, n), scaled by 1/√n; float32, same shape."""
-    n, half = x.shape[-1], 1
-    shape = x.shape
-    while half < n:
-        pairs = x.reshape(-1, n // (2 * half), 2, half)
-        low, high = pairs.unbind(2)
-        x = torch.stack((low + high, low - high), 2)
-        half *= 2
-    return x.reshape(shape) * (1.0 / math.sqrt(n))
+    """Hadamard transform over the last dim (a power of two, n), scaled by 1/√n; float32, same shape.
+
+    log₂ n steps of one geometry: sum and difference of lanes i and i + n/2 go to lanes 2i and 2i + 1, so that the two
+    sets of views serve every step and a step is two calls.
+    """
+    n = x.shape[-1]
+    this = x.reshape(-1, n).clone()
+    other = torch.empty_like(this)
+    there, back = _butterfly(this, other), _butterfly(other, this)
+    for _ in range(n.bit_length() - 1):
+        low, high, even, odd = there
+        torch.add(low, high, out=even)
+        torch.sub(low, high, out=odd)
+        this, other, there, back = other, this, back, there
+    return this.mul_(1.0 / math.sqrt(n)).view(x.shape)
+
+
+def _butterfly(source: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Views on ``[M, n]`` buffers: the lower and upper half of the source, the even and odd lanes of the target."""
+    half = source.shape[1] // 2
+    return source[:, :half], source[:, half:], target[:, 0::2], target[:, 1::2]
 
 
 def top_k_by_rule(scores: Tensor, k: int) -> Tensor:
