@@ -41,6 +41,8 @@ class Engine:
         self._open: dict[int, Request] = {}
         self._numbers = itertools.count()
         self._records: list[Record] = []
+        self._given_up: list[Request] = []
+        self._in_step = False
         self.scheduler = Scheduler(
             parts.cache,
             max_batch=config.max_batch,
@@ -72,7 +74,7 @@ class Engine:
             while any(request.seq.finish is None for request in requests):
                 self.step()
         finally:
-            self._close(requests)
+            self.give_up(requests)
         done = [request.completion(self.info.draft_length) for request in requests]
         return done[0] if single else done
 
@@ -144,11 +146,16 @@ class Engine:
 
     def step(self) -> None:
         """Run one step for everything that is open; does nothing where nothing is."""
+        self._drop_given_up()
         if self.scheduler.idle:
             return
-        spans = self.scheduler.next()
-        texts = {span.seq.id: self._open[span.seq.id].stream for span in spans}
-        run_step(self.parts, spans, texts, self._apply)
+        self._in_step = True
+        try:
+            spans = self.scheduler.next()
+            texts = {span.seq.id: self._open[span.seq.id].stream for span in spans}
+            run_step(self.parts, spans, texts, self._apply)
+        finally:
+            self._in_step = False
 
     def _apply(self, step: Step) -> None:
         for record in self._records:
@@ -164,9 +171,16 @@ class Engine:
             if span.seq.finish is not None:
                 del self._open[span.seq.id]
 
-    def _close(self, requests: Sequence[Request]) -> None:
-        """Give up what hasn't finished, and free it."""
-        for request in requests:
+    def give_up(self, requests: Sequence[Request]) -> None:
+        """Cancel what hasn't finished and free it: now, or (a stream may be collected in the middle of a step) before
+        the next step."""
+        self._given_up += requests
+        if not self._in_step:
+            self._drop_given_up()
+
+    def _drop_given_up(self) -> None:
+        while self._given_up:
+            request = self._given_up.pop()
             if request.seq.finish is None:
                 self.scheduler.cancel(request.seq)
                 request.cancelled()
@@ -184,7 +198,7 @@ class Engine:
 
     def close(self) -> None:
         """Cancel what is open. The engine can be used again; its memory goes with it."""
-        self._close(list(self._open.values()))
+        self.give_up(list(self._open.values()))
 
     def __enter__(self) -> Engine:
         return self
@@ -210,7 +224,7 @@ class Stream(Iterator[Piece]):
 
     def close(self) -> None:
         """Cancel, if it hasn't finished; a second call does nothing."""
-        self._engine._close([self._request])
+        self._engine.give_up([self._request])
 
     @property
     def completion(self) -> Completion:

@@ -79,17 +79,14 @@ class Scheduler:
         for rank, seq in enumerate(order):
             if seq not in self.running:  # put back to make room for an earlier one
                 continue
-            span = self._span(seq, rows - self._owed(order[rank + 1 :]))
+            later = len(order) - rank - 1  # a row for each of those after: nobody starves
+            span = self._span(seq, rows - later)
             if span is not None and self._make_room(seq, span, spans):
                 spans.append(span := self._fit(span))
                 rows -= len(span.ids) + span.width
         if self.running and not spans:
             raise CapacityError("no text fits into the cache's pages.", hint="Raise max_pages or lower max_length.")
         return sorted(spans, key=lambda span: self.running.index(span.seq))
-
-    def _owed(self, later: list[Sequence]) -> int:
-        """Rows kept for those after: one for each text that is being made."""
-        return sum(1 for seq in later if seq.pending == 1)
 
     def _span(self, seq: Sequence, rows: int) -> Span | None:
         """The most that ``seq`` could run in ``rows`` rows."""
