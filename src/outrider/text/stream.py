@@ -29,7 +29,7 @@ class TextStream:
 
     def finish(self) -> str:
         """All that is left at the end: text held back as the start of a stop string, U+FFFD for half a character."""
-        if self._detokeniser is None or self.stopped:
+        if self._detokeniser is None:
             return ""
         return self._stops.push(self._detokeniser.finish()) + self._stops.finish()
 
