@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, overload
 
+import numpy as np
 from torch import Tensor
 
 from outrider.config.engine import EngineConfig
@@ -64,6 +65,7 @@ class Engine:
         Keywords are the fields of ``outrider.Sampling``. Raises RequestError (``.param``) before anything runs where
         one can't be honoured.
         """
+        prompts = prompts.tolist() if isinstance(prompts, Tensor | np.ndarray) else prompts
         single = isinstance(prompts, str) or _is_ids(prompts)
         listed: list[Prompt] = [prompts] if single else _listed(prompts)
         options = make_sampling(**sampling)
@@ -102,7 +104,8 @@ class Engine:
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt. Raises RequestError for text where the checkpoint has no tokenizer."""
         if not isinstance(prompt, str):
-            return list(prompt)
+            listed = prompt.tolist() if isinstance(prompt, Tensor | np.ndarray) else list(prompt)
+            return [int(id) if isinstance(id, np.integer) else id for id in listed]
         if self.tokenizer is None:
             raise RequestError(
                 "the checkpoint has no tokenizer.json, so a prompt must be token ids; got text.", param="prompt"
@@ -248,7 +251,7 @@ class Stream(Iterator[Piece]):
 
 def _is_ids(prompts: object) -> bool:
     """A list of ints is one prompt; so is an empty list, which validation then refuses."""
-    return isinstance(prompts, list | tuple) and all(isinstance(item, int) for item in prompts)
+    return isinstance(prompts, list | tuple) and all(isinstance(item, int | np.integer) for item in prompts)
 
 
 def _listed(prompts: Any) -> list[Prompt]:
