@@ -10,6 +10,7 @@ places, ``plan`` lays out a step, ``commit`` ends it, ``discard`` drops it, ``re
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import index
 
 import torch
 from torch import Tensor
@@ -195,7 +196,7 @@ def _counts(kept: Counts, batch: Batch) -> list[int]:
     if isinstance(kept, Tensor):
         kept = kept.tolist()
     given: list[int | Kept] = [kept] * len(batch.descs) if isinstance(kept, int) else list(kept)
-    counts = [item.n if isinstance(item, Kept) else int(item) for item in given]
+    counts = [item.n if isinstance(item, Kept) else index(item) for item in given]
     if len(counts) != len(batch.descs):
         raise ValueError(f"kept has {len(counts)} numbers for {len(batch.descs)} spans; expected one for each span")
     for count, desc in zip(counts, batch.descs, strict=True):

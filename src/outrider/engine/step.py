@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import TypeVar
 
 from outrider.cache.cache import Cache
@@ -54,7 +55,7 @@ def run_step(parts: Parts, spans: list[Span], texts: Mapping[int, TextStream], a
     """
     cache, clock = parts.cache, _Clock()
     try:
-        drafts = clock.measure("draft", lambda: _propose(parts.drafter, spans, cache))
+        drafts = clock.measure("draft", lambda: _propose(parts.drafter, spans, cache, parts.model.config.vocab_size))
         batch = cache.plan(spans, drafts.ids)
         target = clock.measure("target", lambda: parts.model(batch, cache, tap=parts.drafter.tap))
         verdicts = tuple(parts.verifier.judge(batch, target))
@@ -72,15 +73,25 @@ def run_step(parts: Parts, spans: list[Span], texts: Mapping[int, TextStream], a
         raise
 
 
-def _propose(drafter: Drafter, spans: list[Span], cache: Cache) -> Drafts:
+def _propose(drafter: Drafter, spans: list[Span], cache: Cache, vocab: int) -> Drafts:
     """A drafter's exception means no drafts in this step, never a failed request."""
     try:
-        return drafter.propose(spans, cache)
+        return _usable(drafter.propose(spans, cache), spans, vocab)
     except Exception as error:
         warnings.warn(f"the drafter {drafter.name} failed to propose: {error!r}", OutriderWarning, stacklevel=2)
         return Drafts.none(spans)
     finally:
         cache.discard()
+
+
+def _usable(drafts: Drafts, spans: list[Span], vocab: int) -> Drafts:
+    """``drafts``, cut where there are more than were asked for, and before an id that isn't in the vocabulary: a
+    drafter can't write out of range (case C7). Raises ValueError where there isn't one list a span."""
+    ids = tuple(
+        tuple(takewhile(lambda token: 0 <= token < vocab, draft[: span.width]))
+        for span, draft in zip(spans, drafts.ids, strict=True)
+    )
+    return replace(drafts, ids=ids, confidence=tuple(c[: len(d)] for c, d in zip(drafts.confidence, ids, strict=False)))
 
 
 def _catch_up(drafter: Drafter, batch: Batch, target: Target, kept: list[Kept], cache: Cache) -> None:
