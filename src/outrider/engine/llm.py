@@ -26,7 +26,8 @@ from outrider.sampling.validate import make_sampling, validate
 from outrider.text.stream import TextStream
 from outrider.text.tokenizer import Tokenizer
 
-Prompt = str | Sequence[int]
+Prompt = str | Sequence[int] | np.ndarray[Any, Any] | Tensor
+"""Text, or token ids: a list, an array or a tensor of one dim."""
 
 
 class Engine:
@@ -104,7 +105,7 @@ class Engine:
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt. Raises RequestError for text where the checkpoint has no tokenizer."""
         if not isinstance(prompt, str):
-            listed = prompt.tolist() if isinstance(prompt, Tensor | np.ndarray) else list(prompt)
+            listed: list[Any] = prompt.tolist() if isinstance(prompt, Tensor | np.ndarray) else list(prompt)
             return [int(id) if isinstance(id, np.integer) else id for id in listed]
         if self.tokenizer is None:
             raise RequestError(
