@@ -22,7 +22,8 @@ class Log:
         self.spec = spec
         self.page_rows = page_tokens // spec.stride if spec.horizon is None else 0
         self.home = slots * spec.capacity if spec.horizon is not None else pages * self.page_rows
-        self.staging = slots if spec.stages == "last" else staging_rows(step_rows, slots, spec.stride)
+        ring_rows = slots if spec.stages == "last" else step_rows
+        self.staging = ring_rows if spec.horizon is not None else staging_rows(step_rows, slots, spec.stride)
         self.poison = poison
         self._device = device
         self.rows = self._fresh(self.home + self.staging)

@@ -43,5 +43,5 @@ def closed_entries(tokens: Index, stride: int) -> Index:
 
 
 def staging_rows(rows: int, spans: int, stride: int) -> int:
-    """Rows that the staging of a log needs for a step of ``rows`` rows in at most ``spans`` spans."""
-    return rows if stride == 1 else rows // stride + spans
+    """Rows that the staging of a log in pages needs for a step of ``rows`` rows in at most ``spans`` spans."""
+    return rows // stride + spans
