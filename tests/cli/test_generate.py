@@ -169,7 +169,7 @@ def test_a_real_interrupt_of_the_real_program(tiny: Path) -> None:
         assert program.stdout and program.stderr
         first = program.stdout.read(4)
         program.send_signal(signal.SIGINT)
-        rest, err = program.communicate(timeout=60)
+        rest, err = program.communicate(timeout=100)
     assert program.returncode == 130
     assert err.startswith(b"interrupted: ")
     assert b"Traceback" not in err
