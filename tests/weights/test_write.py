@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import json
+import os
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,6 +20,7 @@ from outrider.errors import CheckpointError, ConfigError
 from outrider.quant import fp4, fp8
 from outrider.quant.stored import Stored
 from outrider.weights import expected_tensors, open_checkpoint, save_checkpoint
+from outrider.weights.shard import read_header
 from outrider.weights.spool import Spool
 from tests.support.checkpoints import random_tensors, stored, tiny_config
 
@@ -81,6 +83,23 @@ def test_files_are_what_the_safetensors_library_reads(tmp_path: Path) -> None:
         assert file.metadata() == {"format": "pt"}
         for name in file.keys():  # noqa: SIM118 (the file's object can't be iterated)
             file.get_tensor(name)
+
+
+def test_every_tensor_is_aligned(tmp_path: Path) -> None:
+    """Other readers map files and refuse a tensor that starts between its elements; scales here have odd sizes."""
+    save_checkpoint(tmp_path / "x", QUANTISED, TENSORS, quantise=True)
+    located = read_header(tmp_path / "x" / "model.safetensors").values()
+    assert any(place.nbytes % 2 for place in located)
+    assert all(place.start % place.dtype.itemsize == 0 for place in located)
+
+
+def test_config_comes_last_when_saving_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_checkpoint(tmp_path / "x", CONFIG, TENSORS, quantise=False)
+    moved: list[str] = []
+    replace_file = os.replace
+    monkeypatch.setattr(os, "replace", lambda a, b: (moved.append(Path(b).name), replace_file(a, b)))
+    save_checkpoint(tmp_path / "x", CONFIG, TENSORS, quantise=False, extra_files={"a": b"", "z": b""})
+    assert sorted(moved) == ["a", "config.json", "model.safetensors", "z"] and moved[-1] == "config.json"
 
 
 def test_stored_tensors_pass_byte_for_byte(tmp_path: Path) -> None:
