@@ -205,7 +205,7 @@ def test_no_swiglu_limit_is_written_null_or_zero() -> None:
     assert parse_config(raw(swiglu_limit=0), mtp_blocks=1).swiglu_limit == 0.0
 
 
-# --- compress_ratios ---------------------------------------------------------------------------------------------------
+# --- compress_ratios --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("blocks", [0, 1, 2, 3])
@@ -233,7 +233,7 @@ def test_stand_in_ratio_is_not_saved() -> None:
         to_json(tiny_config())
 
 
-# --- files and mutations -----------------------------------------------------------------------------------------------
+# --- files and mutations ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"\xff\xfe", b"[" * 100_000])

@@ -25,7 +25,7 @@ def refused(raw: dict[str, Any], mtp_blocks: int | None = 1) -> ConfigError:
     return caught.value
 
 
-# --- rope --------------------------------------------------------------------------------------------------------------
+# --- rope -------------------------------------------------------------------------------------------------------------
 
 YARN = {"rope_type": "yarn", "factor": 16, "original_max_position_embeddings": 64, "beta_fast": 32, "beta_slow": 1}
 NESTED = {
@@ -89,7 +89,7 @@ def test_equal_mscales_cancel() -> None:
     assert parse_config(raw(rope_scaling={**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}), mtp_blocks=1) == CONFIG
 
 
-# --- the spelling of transformers --------------------------------------------------------------------------------------
+# --- the spelling of transformers -------------------------------------------------------------------------------------
 
 
 def transformers_spelling(config: ModelConfig) -> dict[str, Any]:
