@@ -16,7 +16,8 @@ class DraftConfig:
     """``length`` drafts a step at most. ``chain``: drafts after the first are fed the head's full streams, or its
     hidden collapsed and copied. ``feed``: after a round every committed position gets a row made of true streams, or
     only the accepted drafts' own rows are kept. ``prompt_feed``: the head reads the prompt. ``drafts``: sampled
-    requests draw their drafts with the target's noise, or take the most likely token."""
+    requests draw their drafts with the target's noise, or take the most likely token. ``vocab_limit``: only ids below it
+    are drafted (None: any)."""
 
     length: int = AUTO_LENGTH
     chain: Literal["streams", "collapsed"] = "streams"
@@ -36,6 +37,9 @@ class DraftConfig:
         if isinstance(self.length, bool) or not isinstance(self.length, int) or self.length < 0:
             message = f'draft_length is {self.length!r}; expected "auto" or a number of drafts from 0.'
             raise ConfigError(message, key="draft_length")
+        limit = self.vocab_limit
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+            raise ConfigError(f"vocab_limit is {limit!r}; expected a number of ids from 1.", key="vocab_limit")
 
 
 DRAFT_OPTIONS = frozenset(field.name for field in fields(DraftConfig)) - {"length"}

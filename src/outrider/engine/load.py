@@ -121,7 +121,7 @@ def _check_device(device: str, dtype: str) -> None:
 def _proposer(checkpoint: Checkpoint, draft: str | Drafter, draft_length: object) -> str | Drafter:
     """Which drafter to make. Raises where drafting was asked for and can't be had; "auto" falls back to none."""
     if not isinstance(draft, str):
-        if isinstance(draft, Drafter):
+        if isinstance(draft, Drafter) and not isinstance(draft, type):
             return draft
         raise ConfigError(
             f"draft is a {type(draft).__name__}, which lacks the protocol outrider.draft.Drafter.", key="draft"
