@@ -105,13 +105,14 @@ def silu(x: Tensor) -> Tensor:
 
 
 def softplus(x: Tensor) -> Tensor:
-    """log(1 + e^x), float32, to the last few bits for large |x| too.
+    """log(1 + e^x), float32, to a few last bits for any x: max(x, 0) + log1p(e^−|x|).
 
-    As max(x, 0) + log1p(e^−|x|), the logarithm in float64: torch's log1p isn't invariant, and 1 + e^−|x| in float32
-    would lose small terms (softplus(−20) would be 0).
+    log1p(y) is y · log(u) / (u − 1) with u = 1 + y rounded (Kahan), in which the rounding of u cancels.
     """
     x = x.contiguous()
-    tail = torch.log(torch.exp(-x.abs().double()).add_(1.0)).float()
+    y = torch.exp(-x.abs())
+    u = y + 1.0
+    tail = torch.where(u == 1.0, y, y * torch.log(u) / (u - 1.0))
     return x.clamp_min(0.0) + tail
 
 
