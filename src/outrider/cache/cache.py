@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from operator import index
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -195,7 +196,7 @@ def _counts(kept: Counts, batch: Batch) -> list[int]:
     """``kept`` as one int a span, checked."""
     if isinstance(kept, Tensor):
         kept = kept.tolist()
-    given: list[int | Kept] = [kept] * len(batch.descs) if isinstance(kept, int) else list(kept)
+    given: list[int | Kept] = [int(kept)] * len(batch.descs) if isinstance(kept, int | np.integer) else list(kept)
     counts = [item.n if isinstance(item, Kept) else index(item) for item in given]
     if len(counts) != len(batch.descs):
         raise ValueError(f"kept has {len(counts)} numbers for {len(batch.descs)} spans; expected one for each span")

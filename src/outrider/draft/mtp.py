@@ -57,7 +57,7 @@ class MtpDrafter:
         if not any(widths):
             return Drafts.none(spans)
         plan = cache.plan_drafts(spans, widths)
-        chain = _Chain(plan, widths)
+        chain = _Chain(plan, widths, self.vocab_limit)
         streams = self._carry(plan, chain.members, cache)
         while chain.members:
             rows = chain.rows([self._lowest(spans[i].seq) for i in chain.members])
@@ -175,9 +175,10 @@ class _Feed:
 class _Chain:
     """Drafts of one step as they grow, one slot at a time, all sequences together."""
 
-    def __init__(self, plan: Batch, widths: Sequence[int]) -> None:
+    def __init__(self, plan: Batch, widths: Sequence[int], vocab_limit: int | None) -> None:
         self._plan = plan
         self._widths = widths
+        self._vocab_limit = vocab_limit
         self.members = [i for i, width in enumerate(widths) if width]
         self.ids: list[list[int]] = [[] for _ in widths]
         self._confidence: list[list[float]] = [[] for _ in widths]
@@ -195,9 +196,8 @@ class _Chain:
         plan, members = self._plan, self.members
         positions = [plan.descs[i].committed + len(self.ids[i]) + 1 for i in members]
         picks = choose(logits, [plan.spans[i].seq for i in members], positions)
-        chance = torch.softmax(logits, dim=-1).gather(
-            1, torch.tensor(picks, device=logits.device).clamp_min(0)[:, None]
-        )
+        chosen = torch.tensor(picks, device=logits.device).clamp_min(0)
+        chance = torch.softmax(logits[:, : self._vocab_limit], dim=-1).gather(1, chosen[:, None])
         alive = []
         for row, (i, token, p) in enumerate(zip(members, picks, chance[:, 0].tolist(), strict=True)):
             if not self.ids[i]:
