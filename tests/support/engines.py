@@ -15,6 +15,7 @@ from outrider.cache.cache import Cache
 from outrider.config.draft import DraftConfig
 from outrider.config.engine import EngineConfig
 from outrider.config.model import ModelConfig
+from outrider.core import Sequence as Text
 from outrider.core import Span
 from outrider.draft.base import Drafter, Drafts
 from outrider.draft.controller import FixedLength
@@ -74,10 +75,11 @@ def make_engine(
     *,
     verifier: Verifier | None = None,
     options: dict[str, Any] | None = None,
+    width: Callable[[Text], int] | None = None,
     **settings: Any,
 ) -> Engine:
     """An engine as ``load`` makes it, with small pages, few rows and poisoned state unless ``settings`` say else.
-    ``options`` are those of ``DraftConfig`` for ``draft="mtp"``."""
+    ``options`` are those of ``DraftConfig`` for ``draft="mtp"``; ``width`` gives each text a k of its own."""
     config = EngineConfig(**({"max_batch": 8, "step_rows": 96, "page_tokens": 8, "poison": True} | settings))
     drafter = draft if not isinstance(draft, str) else NoDrafter() if draft == "none" else None
     if drafter is None:
@@ -94,7 +96,18 @@ def make_engine(
         poison=config.poison,
     )
     parts = Parts(model.trunk, cache, drafter, verifier or Coupled(), frozenset(model.config.eos_token_ids))
-    return Engine(parts, config, FixedLength(0 if draft == "none" else k), _info(model, cache, length, k), None)
+    controller = Widths(width) if width is not None else FixedLength(0 if draft == "none" else k)
+    return Engine(parts, config, controller, _info(model, cache, length, k), None)
+
+
+@dataclass(frozen=True)
+class Widths:
+    """A controller that asks ``of`` for each text's k."""
+
+    of: Callable[[Text], int]
+
+    def width(self, seq: Text) -> int:
+        return self.of(seq)
 
 
 def _info(model: Model, cache: Cache, length: int, k: int) -> Info:
@@ -134,11 +147,14 @@ class FedScript(MtpDrafter):
 
 
 def right_up_to(texts: Sequence[Sequence[int]], right: Callable[[Span], int], vocab: int = 64) -> Script:
-    """Drafts from the known ``texts``, of which the first ``right(span)`` are right and all others wrong."""
+    """Drafts from the known ``texts``, of which the first ``right(span)`` are right and all others wrong; none for a
+    text that has gone astray."""
 
     def script(span: Span) -> list[int]:
         tokens = span.seq.tokens
-        text = next(text for text in texts if list(text[: len(tokens)]) == tokens)
+        text = next((text for text in texts if list(text[: len(tokens)]) == tokens), None)
+        if text is None:
+            return []
         ahead = list(text[len(tokens) : len(tokens) + span.width])
         good = right(span)
         wrong = [(token + 1 + i % 7) % vocab for i, token in enumerate(ahead[good:])]
