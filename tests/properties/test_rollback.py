@@ -14,6 +14,8 @@ from tests.support.harness import Harness, Reference, Round, assert_home, drafte
 
 WIDTHS = range(17)
 
+pytestmark = pytest.mark.timeout(600)  # seconds on a quiet core, minutes on a crowded one
+
 
 class Stop(BaseException):
     """Not an Exception: nothing on the way may swallow it."""

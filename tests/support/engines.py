@@ -168,7 +168,7 @@ def right_up_to(texts: Sequence[Sequence[int]], right: Callable[[Span], int], vo
 
 @dataclass(frozen=True)
 class Truth:
-    """What plain decoding makes of some prompts: every text alone, prompt in one pass, no drafts. ``judged[i, p]``
+    """What plain decoding makes of some prompts: prompts in one pass, no drafts. ``judged[i, p]``
     are the logits that judged the token at p + 1; ``first[i, p]`` the MTP logits of slot p − 1, from one pass."""
 
     texts: tuple[tuple[int, ...], ...]
@@ -184,24 +184,19 @@ class Truth:
         return [list(text[len(prompt) :]) for text, prompt in zip(self.texts, self.prompts, strict=True)]
 
 
-def plain_truth(model: Model, prompts: Sequence[Sequence[int]], **sampling: Any) -> Truth:
-    """The k = 0 run that every other one must equal."""
-    engine = make_engine(model, "none", 0, step_rows=600)
-    judged: dict[tuple[int, int], Tensor] = {}
-    first: dict[tuple[int, int], Tensor] = {}
-    done: list[Completion] = []
-    for index, prompt in enumerate(prompts):
-        with engine.record() as record:
-            done.append(engine.generate(list(prompt), **sampling))
-        judged |= {(index, position): row for (_, position), row in record.target.items()}
+def plain_truth(model: Model, prompts: Sequence[Sequence[int]], *, alone: bool = False, **sampling: Any) -> Truth:
+    """The k = 0 run that every other one must equal: prompts in one pass, all in one batch, or each ``alone``."""
+    engine = make_engine(model, "none", 0, step_rows=600, max_batch=1 if alone else len(prompts))
+    done, record = recorded(engine, prompts, **sampling)
     texts = tuple((*prompt, *completion.token_ids) for prompt, completion in zip(prompts, done, strict=True))
     reader = make_engine(model, "mtp", 0, step_rows=600)
+    first: dict[tuple[int, int], Tensor] = {}
     for index, text in enumerate(texts):
         for slot, row in enumerate(reader.draft_logits(list(text))):
             first[index, slot + 1] = row
     rows = {index: len(text) - 1 for index, text in enumerate(texts)}
     reasons = tuple(completion.finish_reason for completion in done)
-    return Truth(texts, tuple(map(tuple, prompts)), judged, first, rows, reasons)
+    return Truth(texts, tuple(map(tuple, prompts)), record.target, first, rows, reasons)
 
 
 def recorded(engine: Engine, prompts: Sequence[Sequence[int]], **sampling: Any) -> tuple[list[Completion], Record]:
