@@ -41,8 +41,10 @@ RECIPE = Recipe(
         steps=6, batch=2, length=132, warm_up=2, quantised_from=0.6, dense_until=0.5, evaluate_every=3,
         evaluate_windows=2,
     ),
-    DistilSettings(steps=3, corpus_windows=2, own_windows=2, length=24, own_texts=4, prompt=8, evaluate_windows=2),
-    measured_windows=2,
+    DistilSettings(
+        steps=3, corpus_windows=2, own_windows=2, length=24, own_texts=4, prompt=8, evaluate_windows=2,
+        measured_windows=2,
+    ),
 )  # fmt: skip
 
 
@@ -242,4 +244,8 @@ def test_recipe_scales_both_phases() -> None:
     assert Recipe().with_steps(1).distil.steps == 1
     with pytest.raises(ConfigError, match="steps is 0"):
         Recipe().with_steps(0)
-    assert run_module.quiet(Progress("joint", 1, 1, {}, 1.0, 0.0)) is None
+
+
+def test_the_quiet_callback_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    run_module.quiet(Progress("joint", 1, 1, {}, 1.0, 0.0))
+    assert capsys.readouterr().out == ""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from outrider.errors import ConfigError
 from outrider.tune.data import Split, encode_stream, read_files, split_files, standard_library
-from outrider.tune.distill import Distiller, begin
+from outrider.tune.distill import Distiller, DistilState, begin
 from outrider.tune.export import export
 from outrider.tune.initial import initial_parameters
 from outrider.tune.measure import measure
@@ -34,16 +34,21 @@ def quiet(progress: Progress) -> None:
 
 
 def train(
-    output: Path, *, seed: int = 0, recipe: Recipe | None = None, resume: bool = False, data: Path | None = None,
+    output: Path,
+    *,
+    seed: int = 0,
+    recipe: Recipe | None = None,
+    data: Path | None = None,
+    resume: bool = False,
     progress: Callback = quiet,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Train a tiny V4 with its draft head and write the checkpoint to the folder ``output``.
 
     ``data`` is a folder of ``.py`` files; None takes the running interpreter's standard library. ``recipe`` None is the
     one that made ``models/tiny`` (``Recipe().with_steps(n)`` for a shorter or longer run). While it runs,
     ``output/state.pt`` is saved every few minutes; with ``resume`` a run continues from it, to the same result on the
-    same machine and library versions. ``progress`` is called every ten steps. Two threads are used, the caller's
-    thread waits for them.
+    same machine and library versions. ``progress`` is called every ten steps, on the caller's thread. Two threads of
+    work are used.
 
     Returns the record that is also written to ``output/training.json``. Raises ConfigError where the data can't serve,
     where a run lies in ``output`` already and ``resume`` is off, or where it was begun with other data, seed or recipe.
@@ -59,21 +64,10 @@ def train(
     saved = _resumed(state_path, identity) if resume else {}
     output.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
-
-    joint = _joint(recipe, seed, saved)
-    JointTrainer(recipe.config, recipe.joint, joint, text.stream, text.held_out, seed).run(
-        state_path, identity, progress
-    )  # fmt: skip
-    params = {name: value.detach() for name, value in joint.params.items()}
-    frozen = as_stored(recipe.config, params, list(params))
-    state = begin(params, recipe.distil)
-    if "distil" in saved:
-        state.load(saved["distil"])
-    distiller = Distiller(recipe.config, recipe.distil, frozen, state, text.stream, text.held_out, seed)
-    distiller.run(state_path, {**identity, "joint": joint.to_dict()}, progress)
-
-    final = {**params, **state.head}
-    record = _record(recipe, seed, text, joint.history, state.history, final)
+    first = _joint(recipe, text, saved, state_path, identity, progress)
+    second = _distil(recipe, text, saved, first, state_path, identity, progress)
+    final = {**first.params, **second.head}
+    record = _record(recipe, seed, text, first, second, final)
     export(output, recipe.config, final, text.tokenizer, record)
     return record
 
@@ -103,25 +97,46 @@ def _resumed(path: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
     return saved
 
 
-def _joint(recipe: Recipe, seed: int, saved: Mapping[str, Any]) -> JointState:
-    params = initial_parameters(recipe.config, seed)
+def _joint(
+    recipe: Recipe, text: _Text, saved: Mapping[str, Any], path: Path, identity: dict[str, Any], progress: Callback
+) -> JointState:
+    """The first phase, from the beginning or from where it was left; its parameters as plain tensors."""
+    params = initial_parameters(recipe.config, identity["seed"])
     state = JointState(params, Optimiser({name: params[name] for name in trained_names(params)}, recipe.joint.rates))
     if "joint" in saved:
         state.load(saved["joint"])
+    if "distil" not in saved:
+        trainer = JointTrainer(recipe.config, recipe.joint, state, text.stream, text.held_out, identity["seed"])
+        trainer.run(path, identity, progress)
+    return state
+
+
+def _distil(
+    recipe: Recipe, text: _Text, saved: Mapping[str, Any], joint: JointState, path: Path, identity: dict[str, Any],
+    progress: Callback,
+) -> DistilState:  # fmt: skip
+    """The second phase, likewise."""
+    frozen = as_stored(recipe.config, joint.params, list(joint.params))
+    state = begin(joint.params, recipe.distil)
+    if "distil" in saved:
+        state.load(saved["distil"])
+    distiller = Distiller(recipe.config, recipe.distil, frozen, state, text.stream, text.held_out, identity["seed"])
+    distiller.run(path, {**identity, "joint": joint.to_dict()}, progress)
     return state
 
 
 def _record(
-    recipe: Recipe, seed: int, text: _Text, joint: list[dict[str, float]], distil: list[dict[str, float]],
-    params: dict[str, Tensor],
-) -> dict[str, Any]:  # fmt: skip
+    recipe: Recipe, seed: int, text: _Text, joint: JointState, distil: DistilState, params: dict[str, Tensor]
+) -> dict[str, Any]:
     """What a reader of the checkpoint should know of its making; plain JSON values."""
     held_out_bytes = sum(len(file.text.encode()) for file in text.split.held_out)
-    frozen = as_stored(recipe.config, params, list(params))
+    stored = as_stored(recipe.config, params, list(params))
+    windows = recipe.distil.measured_windows
     return {
         "seed": seed,
-        "recipe": {"joint": asdict(recipe.joint), "distil": asdict(recipe.distil)},
+        "settings": {"joint": asdict(recipe.joint), "distil": asdict(recipe.distil)},
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "seconds": {"joint": joint.seconds, "distil": distil.seconds},
         "data": {
             "digest": text.split.digest(),
             "files": len(text.split.train),
@@ -130,7 +145,7 @@ def _record(
             "held_out_files": [file.path for file in text.split.held_out],
         },
         "bytes_per_token": held_out_bytes / text.held_out.shape[0],
-        "held_out": measure(recipe.config, frozen, text.held_out, recipe.joint.length, recipe.measured_windows),
-        "joint": joint,
-        "distil": distil,
+        "held_out": measure(recipe.config, stored, text.held_out, recipe.joint.length, windows),
+        "joint": joint.history,
+        "distil": distil.history,
     }

@@ -50,6 +50,8 @@ class DistilSettings:
     """Tokens of training text that the trunk continues; half of the texts greedily, half at ``temperature``."""
     temperature: float = 0.8
     evaluate_windows: int = 16
+    measured_windows: int = 64
+    """Held-out windows that the finished model is measured on."""
 
 
 @dataclass(frozen=True)
@@ -59,20 +61,16 @@ class Recipe:
     config: ModelConfig = TINY
     joint: JointSettings = field(default_factory=JointSettings)
     distil: DistilSettings = field(default_factory=DistilSettings)
-    measured_windows: int = 64
-    """Held-out windows that the finished model is measured on."""
 
     def with_steps(self, steps: int) -> Recipe:
-        """The same recipe with ``steps`` joint steps and as many distillation steps in proportion (at least one).
+        """The same recipe with ``steps`` joint steps and distillation steps in proportion (at least one).
 
         Raises ConfigError for less than one step.
         """
         if steps < 1:
             raise ConfigError(f"steps is {steps}; at least 1 was expected.", key="steps")
         distil = max(1, round(self.distil.steps * steps / self.joint.steps))
-        return replace(
-            self, joint=replace(self.joint, steps=steps), distil=replace(self.distil, steps=distil)
-        )  # fmt: skip
+        return replace(self, joint=replace(self.joint, steps=steps), distil=replace(self.distil, steps=distil))
 
 
 @dataclass(frozen=True)
