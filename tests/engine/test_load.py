@@ -113,7 +113,9 @@ def test_the_bound_on_drafts_is_in_the_message() -> None:
     load(draft_length=19, step_rows=20).close()
 
 
-@pytest.mark.parametrize("options", [{"draft": "mtp"}, {"draft_length": 2}, {"draft": "mtp", "draft_length": 0}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"draft": "mtp"}, {"draft_length": 2}, {"draft": "mtp", "draft_length": 0}], ids=str
+)
 def test_drafting_that_was_asked_for_needs_a_head(options: dict[str, Any]) -> None:
     with pytest.raises(CheckpointError, match="draft head"):
         load("headless", **options)
