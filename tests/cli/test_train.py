@@ -11,7 +11,7 @@ import pytest
 
 from outrider.errors import ConfigError
 from outrider.tune import run
-from outrider.tune.settings import DistilSettings, JointSettings, Progress
+from outrider.tune.settings import Progress, Recipe
 from tests.cli.conftest import Cli
 
 TOLD = (
@@ -41,8 +41,7 @@ def test_defaults_are_those_of_the_shipped_checkpoint(cli: Cli, handed: Options)
     assert handed == {
         "output": Path("runs/x"),
         "seed": 0,
-        "joint": JointSettings(),
-        "distil": DistilSettings(),
+        "recipe": Recipe(),
         "data": None,
         "resume": False,
     }
@@ -54,10 +53,9 @@ def test_defaults_are_those_of_the_shipped_checkpoint(cli: Cli, handed: Options)
 
 
 def test_options_are_handed_on(cli: Cli, handed: Options) -> None:
-    cli("train", "--output", "x", "--seed", "3", "--steps", "20", "--distil-steps", "5", "--data", "d", "--resume")
+    cli("train", "--output", "x", "--seed", "3", "--steps", "20", "--data", "d", "--resume")
     assert handed["seed"] == 3
-    assert handed["joint"].steps == 20
-    assert handed["distil"].steps == 5
+    assert handed["recipe"] == Recipe().with_steps(20)
     assert handed["data"] == Path("d")
     assert handed["resume"] is True
 
@@ -86,3 +84,9 @@ def test_ends_in_words(
     assert ran.status == status
     assert words in ran.err
     assert ran.err.count("\n") == 1
+
+
+def test_no_steps_at_all_are_refused(cli: Cli, handed: Options) -> None:
+    ran = cli("train", "--output", "x", "--steps", "0")
+    assert (ran.status, handed) == (1, {})
+    assert ran.err == "outrider: steps is 0; at least 1 was expected.\n"

@@ -168,24 +168,25 @@ def train(
         Path, typer.Option(help="Folder for the checkpoint, and for what an interrupted run goes on from.")
     ],
     seed: Annotated[int, typer.Option(help="The same seed and data give the same checkpoint.")] = 0,
-    steps: Annotated[int | None, typer.Option(min=1, help="Steps of trunk and draft head together.")] = None,
-    distil_steps: Annotated[int | None, typer.Option(min=1, help="Steps of the draft head alone, after that.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Steps of trunk and head together; the head's own follow in proportion.")
+    ] = None,
     data: Annotated[Path | None, typer.Option(help="Folder of .py files (default: Python's own library).")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from where an interrupted run was.")] = False,
     as_json: Json = False,
 ) -> None:
     """Train a tiny V4 with a draft head, as models/tiny was.
 
-    The defaults made models/tiny, in under an hour on two cores. Lines say how it goes; --json prints them as objects.
+    The defaults made models/tiny (its card says how long it took). Lines say how it goes; --json prints them as objects.
 
     \b
     outrider train --output runs/mine
     outrider train --output runs/mine --resume
-    outrider train --output runs/short --steps 20 --distil-steps 5 --data my/sources
+    outrider train --output runs/short --steps 20 --data my/sources
     """
     from outrider.cli.train import Asked, train
 
-    _end(train(Asked(output, seed, steps, distil_steps, data, resume, as_json)))
+    _end(train(Asked(output, seed, steps, data, resume, as_json)))
 
 
 def _draft_length(text: str) -> int | str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,6 @@ class Asked:
     output: Path
     seed: int
     steps: int | None
-    distil_steps: int | None
     data: Path | None
     resume: bool
     as_json: bool
@@ -31,15 +30,14 @@ class Asked:
 def train(asked: Asked) -> int:
     """Train into ``asked.output``; returns the exit status."""
     from outrider.tune.run import train as run
-    from outrider.tune.settings import DistilSettings, JointSettings
+    from outrider.tune.settings import Recipe
 
-    joint, distil = JointSettings(), DistilSettings()
+    recipe = Recipe() if asked.steps is None else Recipe().with_steps(asked.steps)
     try:
         run(
             asked.output,
             seed=asked.seed,
-            joint=joint if asked.steps is None else replace(joint, steps=asked.steps),
-            distil=distil if asked.distil_steps is None else replace(distil, steps=asked.distil_steps),
+            recipe=recipe,
             data=asked.data,
             resume=asked.resume,
             progress=_as_json if asked.as_json else _as_line,
