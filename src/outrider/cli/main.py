@@ -177,7 +177,7 @@ def train(
 ) -> None:
     """Train a tiny V4 with a draft head, as models/tiny was.
 
-    The defaults made models/tiny (its card says how long it took). Lines say how it goes; --json prints them as objects.
+    The defaults made models/tiny (its card says how long it took). Lines say how it goes; with --json they are objects.
 
     \b
     outrider train --output runs/mine
