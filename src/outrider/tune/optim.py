@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
-MUON_BELOW = ("attn.", "experts.", "e_proj.", "h_proj.")
+MUON_MARKS = ("attn.", "experts.", "e_proj.", "h_proj.")
 """Marks of the names whose matrices Muon drives."""
 
 
@@ -48,7 +48,7 @@ class Schedule:
 
 def is_muon(name: str, value: Tensor) -> bool:
     """Whether Muon drives this parameter: matrices inside attention, experts and the draft head's projections."""
-    return value.dim() == 2 and name.endswith(".weight") and any(mark in name for mark in MUON_BELOW)
+    return value.dim() == 2 and name.endswith(".weight") and any(mark in name for mark in MUON_MARKS)
 
 
 def orthogonalised(updates: Tensor, iterations: int = 5) -> Tensor:
