@@ -1,4 +1,5 @@
-"""Ctrl-C at the wrong moment: a commit and what belongs to it are done whole or not at all."""
+"""Ctrl-C at the wrong moment: choosing who runs, cancelling, and a commit with what belongs to it are done whole or not
+at all."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from outrider.config.engine import EngineConfig
 from outrider.core import Sampling
 from outrider.core import Sequence as Text
 from outrider.draft.controller import DraftController
+from outrider.engine.interrupts import interrupts_held
 from outrider.engine.record import Record
 from outrider.engine.request import Request
 from outrider.engine.results import Completion, Info, Piece, Stats
@@ -155,7 +156,8 @@ class Engine:
             return
         self._in_step = True
         try:
-            spans = self.scheduler.next()
+            with interrupts_held():
+                spans = self.scheduler.next()
             texts = {span.seq.id: self._open[span.seq.id].stream for span in spans}
             run_step(self.parts, spans, texts, self._apply)
         finally:
@@ -183,12 +185,13 @@ class Engine:
             self._drop_given_up()
 
     def _drop_given_up(self) -> None:
-        while self._given_up:
-            request = self._given_up.pop()
-            if request.seq.finish is None:
-                self.scheduler.cancel(request.seq)
-                request.cancelled()
-            self._open.pop(request.seq.id, None)
+        with interrupts_held():
+            while self._given_up:
+                request = self._given_up.pop()
+                if request.seq.finish is None:
+                    self.scheduler.cancel(request.seq)
+                    request.cancelled()
+                self._open.pop(request.seq.id, None)
 
     @contextmanager
     def record(self) -> Iterator[Record]:

@@ -18,7 +18,7 @@ were accepted; or the target alone, where nothing was drafted."""
 class Piece:
     """What one step made of one request. ``texts`` and ``origins`` have one item a token; ``texts`` joined are
     ``text`` (a token that completes a character gives the whole of it, one before gives ""). The last piece alone has
-    a ``finish_reason``."""
+    a ``finish_reason``; where that is "error" it may have no token, and one text: what was held back."""
 
     text: str
     token_ids: tuple[int, ...]

@@ -108,7 +108,9 @@ def _clip(span: Span, verdict: Verdict, text: TextStream, eos_ids: frozenset[int
     clipped = clip(span.seq, span, verdict, text, eos_ids)
     if verdict.fault is None or clipped.kept.finish is not None:
         return clipped
-    return replace(clipped, kept=replace(clipped.kept, finish="error"))
+    held = clipped.text.finish()
+    pieces = (*clipped.pieces[:-1], clipped.pieces[-1] + held) if clipped.pieces else (held,)
+    return replace(clipped, kept=replace(clipped.kept, finish="error"), pieces=pieces)
 
 
 class _Clock:
