@@ -23,7 +23,7 @@ def test_an_engine_says_what_it_is() -> None:
         info = engine.info
     assert info.path == checkpoint("text") and (info.drafter, info.draft_length) == ("mtp", 3)
     assert (info.backend, info.device, info.dtype) == ("reference", "cpu", "float32")
-    assert info.threads == torch.get_num_threads() and "bit-exact" in info.promise and info.warnings == ()
+    assert info.threads == 1 and "bit-exact" in info.promise and info.warnings == ()
     assert (info.cache.slots, info.cache.longest, info.cache.page_tokens) == (3, 100, 128)
     assert info.parameters > 10_000 and info.weight_bytes == 4 * info.parameters
     assert info.cache.bytes_per_page > 0 and info.cache.bytes_per_sequence > 0
@@ -210,10 +210,23 @@ def test_a_checkpoint_that_memory_cannot_hold_is_refused_with_the_figures(monkey
         load()
 
 
-def test_threads_are_set_once() -> None:
+def test_the_reference_computes_on_one_thread_and_says_so() -> None:
     before = torch.get_num_threads()
+    with pytest.warns(OutriderWarning, match="threads=2: the reference backend computes on 1"):
+        assert load(threads=2).info.threads == 1
+    assert load(threads=1).info.threads == 1
+    assert torch.get_num_threads() == before
+
+
+def test_threads_of_the_process_change_no_bit_and_are_left_as_they_were() -> None:
+    engine = load(draft_length=2)
+    tokens, logits = engine.generate([5, 6, 7], max_tokens=12, seed=1).token_ids, engine.score([5, 6, 7, 8])
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
     try:
-        assert load(threads=2).info.threads == torch.get_num_threads() == 2
+        assert engine.generate([5, 6, 7], max_tokens=12, seed=1).token_ids == tokens
+        assert torch.equal(engine.score([5, 6, 7, 8]), logits)
+        assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
 
