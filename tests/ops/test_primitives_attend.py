@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from outrider.ops.reference import primitives as ops
-from tests.support.rows import assert_row_invariant, threads
+from tests.support.rows import THREADS, assert_row_invariant, needs_wide, threads
 
 Case = tuple[Tensor, Tensor, Tensor, Tensor, float]
 
@@ -38,13 +38,14 @@ def test_rows_are_invariant(heads: int, width: int, lanes: int) -> None:
 def test_rows_of_a_large_layer_are_invariant() -> None:
     q, kv, mask, sink, scale = case(5, 64, 512, 140)
     alone = torch.cat([ops.attend(q[i : i + 1], kv[i : i + 1], mask[i : i + 1], sink, scale) for i in range(5)])
-    for count in (1, 2):
+    for count in THREADS:
         with threads(count):
             for rows in range(1, 6):
                 some = slice(5 - rows, 5)
                 assert torch.equal(ops.attend(q[some], kv[some], mask[some], sink, scale), alone[some])
 
 
+@needs_wide
 @pytest.mark.parametrize(("heads", "width"), [(4, 97), (5, 96), (8, 96), (11, 16), (17, 33), (64, 97)])
 def test_more_threads_than_cores_change_no_bit(heads: int, width: int) -> None:
     q, kv, mask, sink, scale = case(3, heads, width, 100)

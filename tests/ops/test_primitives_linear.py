@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from outrider.ops.reference import primitives as ops
-from tests.support.rows import assert_row_invariant, bits, threads
+from tests.support.rows import THREADS, assert_row_invariant, bits, needs_wide, threads
 
 SHAPES = [
     (96, 64), (24, 1024), (256, 96), (4, 384), (64, 256), (20, 512),  # as layers of small models have them
@@ -22,12 +22,13 @@ def test_rows_are_invariant(shape: tuple[int, int]) -> None:
 def test_rows_of_large_layers_are_invariant(shape: tuple[int, int]) -> None:
     w, x = torch.randn(shape), torch.randn(6, shape[1])
     alone = torch.cat([ops.linear(x[i : i + 1].clone(), w) for i in range(6)])
-    for count in (1, 2):
+    for count in THREADS:
         with threads(count):
             for rows in range(1, 7):
                 assert torch.equal(ops.linear(x[6 - rows :], w), alone[6 - rows :])
 
 
+@needs_wide
 @pytest.mark.parametrize("outputs", [8, 17, 24, 40, 64, 75, 107, 128, 300])
 def test_more_threads_than_cores_change_no_bit(outputs: int) -> None:
     w, x = torch.randn(outputs, 256), torch.randn(5, 256)

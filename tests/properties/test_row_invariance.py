@@ -40,8 +40,9 @@ class Crowd:
     def run(self, members: list[int]) -> list[tuple[Tensor, Tensor | None]]:
         """Target logits and first-draft logits of these texts, run together."""
         rounds = [self.rounds[n] for n in members]
-        first = self.harness.first_drafts(rounds)
-        return [(logits, first.get(i)) for i, logits in enumerate(self.harness.step(rounds))]
+        with self.harness.model.trunk.ops.running():
+            first = self.harness.first_drafts(rounds)
+            return [(logits, first.get(i)) for i, logits in enumerate(self.harness.step(rounds))]
 
     def check(self, members: list[int]) -> None:
         for n, (logits, first) in zip(members, self.run(members), strict=True):

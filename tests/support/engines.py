@@ -116,7 +116,7 @@ def _info(model: Model, cache: Cache, length: int, k: int) -> Info:
         backend="reference",
         device="cpu",
         dtype="float32",
-        threads=torch.get_num_threads(),
+        threads=model.ops.threads,
         promise="",
         parameters=0,
         stored_bytes=0,

@@ -28,6 +28,7 @@ from outrider.model.build import Progress, build_mtp, build_transformer
 from outrider.model.logs import trunk_specs
 from outrider.model.transformer import Transformer
 from outrider.ops.dispatch import choose_backend
+from outrider.ops.table import Blocks
 from outrider.text.tokenizer import Tokenizer
 from outrider.verify.base import Verifier
 from outrider.verify.coupled import Coupled
@@ -64,13 +65,12 @@ def load(
     """
     engine_config, draft_config = _configs(options, draft_length)
     _check_device(device, dtype)
-    if engine_config.threads is not None:
-        torch.set_num_threads(engine_config.threads)
     checkpoint = open_checkpoint(path)
     length = engine_config.length(checkpoint.config.max_position_embeddings)
     proposer = _proposer(checkpoint, draft, draft_length)
     _check_memory(checkpoint)
     ops = choose_backend(backend, device)
+    _check_threads(ops, engine_config)
     model = build_transformer(checkpoint.config, checkpoint, ops, progress)
     tokenizer = Tokenizer.load(checkpoint.path)
     drafter = _make_drafter(proposer, model, checkpoint, draft_config, tokenizer)
@@ -116,6 +116,12 @@ def _check_device(device: str, dtype: str) -> None:
         ) from error
     if kind != "cpu":
         warnings.warn(f"device={device!r} was never tested: nothing is promised for it.", OutriderWarning, stacklevel=3)
+
+
+def _check_threads(ops: Blocks, config: EngineConfig) -> None:
+    if config.threads is not None and config.threads != ops.threads:
+        sentence = f"threads={config.threads}: the {ops.name} backend computes on {ops.threads}, so that bits are the same."
+        warnings.warn(sentence, OutriderWarning, stacklevel=3)
 
 
 def _proposer(checkpoint: Checkpoint, draft: str | Drafter, draft_length: object) -> str | Drafter:
@@ -223,7 +229,7 @@ def _info(checkpoint: Checkpoint, parts: Parts, drafts: int, length: int, config
         backend=parts.model.ops.name,
         device=cache.device,
         dtype="float32",
-        threads=torch.get_num_threads(),
+        threads=parts.model.ops.threads,
         promise=parts.model.ops.promise(),
         parameters=_parameters(checkpoint),
         stored_bytes=checkpoint.stored_bytes,

@@ -39,7 +39,8 @@ def _chunks(model: Transformer, cache: Cache, seq: Text, chunk: int, want: bool,
         ids = tuple(seq.tokens[seq.committed : seq.committed + chunk])
         cache.reserve(seq, len(ids))
         batch = cache.plan([Span(seq, seq.committed, ids, 0, len(ids) if want else 0)], [()])
-        read(batch, model(batch, cache, tap=True))
+        with model.ops.running():
+            read(batch, model(batch, cache, tap=True))
         cache.commit(batch, len(ids))
 
 

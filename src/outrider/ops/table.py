@@ -8,6 +8,7 @@ made once by ``prepare``.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Literal, Protocol
 
 from torch import Tensor
@@ -28,6 +29,12 @@ class Blocks(Protocol):
     """A backend. Streams are float32 ``[R, S, d]``; a result of a row never depends on the other rows of the call."""
 
     name: str
+    threads: int
+    """How many threads a pass computes on."""
+
+    def running(self) -> AbstractContextManager[None]:
+        """Entered around every pass: what a pass needs of the process is set, and put back afterwards."""
+        ...
 
     def promise(self) -> str:
         """What this backend promises about equality of results, in one sentence."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
+import torch
 from torch import Tensor
 
 from outrider.config.model import LayerConfig, ModelConfig
@@ -20,9 +22,21 @@ class ReferenceBlocks:
     """Plain PyTorch in float32 (``ops.table.Blocks``)."""
 
     name = "reference"
+    threads = 1
 
     def __init__(self, device: str = "cpu") -> None:
         self._device = device
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """On one thread: on some processors a product's last bits depend on how many threads share it (MKL does so
+        without AVX-512), and a small model gains nothing from more."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
 
     def promise(self) -> str:
         """What is tested for this backend: rows don't depend on the company they keep, to the last bit."""
