@@ -11,7 +11,7 @@ from torch import Tensor
 
 ROWS = 33
 
-WIDE = torch.backends.cpu.get_capability() == "AVX512"
+WIDE = torch.backends.cpu.get_cpu_capability() == "AVX512"
 """On other processors a product's bits may depend on the number of threads; a pass runs on one (``Blocks.running``)."""
 
 THREADS = (1, 2) if WIDE else (1,)

@@ -16,8 +16,8 @@ class DraftConfig:
     """``length`` drafts a step at most. ``chain``: drafts after the first are fed the head's full streams, or its
     hidden collapsed and copied. ``feed``: after a round every committed position gets a row made of true streams, or
     only the accepted drafts' own rows are kept. ``prompt_feed``: the head reads the prompt. ``drafts``: sampled
-    requests draw their drafts with the target's noise, or take the most likely token. ``vocab_limit``: only ids below it
-    are drafted (None: any)."""
+    requests draw their drafts with the target's noise, or take the most likely token. ``vocab_limit``: only ids below
+    it are drafted (None: any)."""
 
     length: int = AUTO_LENGTH
     chain: Literal["streams", "collapsed"] = "streams"

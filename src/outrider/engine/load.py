@@ -120,8 +120,8 @@ def _check_device(device: str, dtype: str) -> None:
 
 def _check_threads(ops: Blocks, config: EngineConfig) -> None:
     if config.threads is not None and config.threads != ops.threads:
-        sentence = f"threads={config.threads}: the {ops.name} backend computes on {ops.threads}, so that bits are the same."
-        warnings.warn(sentence, OutriderWarning, stacklevel=3)
+        said = f"threads={config.threads}: the {ops.name} backend computes on {ops.threads}, so that bits are the same."
+        warnings.warn(said, OutriderWarning, stacklevel=3)
 
 
 def _proposer(checkpoint: Checkpoint, draft: str | Drafter, draft_length: object) -> str | Drafter:
