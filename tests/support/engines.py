@@ -116,7 +116,7 @@ def _info(model: Model, cache: Cache, length: int, k: int) -> Info:
         backend="reference",
         device="cpu",
         dtype="float32",
-        threads=model.ops.threads,
+        threads=model.trunk.ops.threads,
         promise="",
         parameters=0,
         stored_bytes=0,
