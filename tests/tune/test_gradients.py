@@ -154,3 +154,19 @@ def test_whole_loss_falls_along_its_own_gradient() -> None:
                 params[name].sub_(grad, alpha=sign * step)
     change = (values_at[1] - values_at[0]) / 2
     assert change == pytest.approx(step * size, rel=0.1)
+
+
+def test_indexers_learn_from_attention_and_never_the_other_way() -> None:
+    config = tiny_config()
+    params = random_tensors(config, 2)
+    names = trained_names(params)
+    for name in names:
+        params[name].requires_grad_()
+    ids = torch.randint(0, 64, (1, 42), generator=torch.Generator().manual_seed(0))
+    tally = Tally()
+    joint_loss(Context(config, params), ids, tally)
+    index = torch.stack(tally.index_losses).sum()
+    assert len(tally.index_losses) == 2 and float(index.detach()) > 0
+    grads = torch.autograd.grad(index, [params[name] for name in names], allow_unused=True)
+    reached = {name for name, grad in zip(names, grads, strict=True) if grad is not None}
+    assert reached == {name for name in names if ".indexer." in name}

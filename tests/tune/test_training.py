@@ -221,6 +221,9 @@ def test_resumed_run_equals_an_uninterrupted_one(
     train(tmp_path, recipe=RECIPE, data=sources, resume=True)
     for name in ("model.safetensors", "config.json", "tokenizer.json"):
         assert (tmp_path / name).read_bytes() == (finished[0] / name).read_bytes(), name
+    begun = [json.loads((folder / "training.json").read_text())["distil"][0] for folder in (tmp_path, finished[0])]
+    assert begun[0] == begun[1] and begun[0]["step"] == 0
+    assert len([x for x in json.loads((tmp_path / "training.json").read_text())["distil"] if x["step"] == 0]) == 1
 
 
 def test_runs_are_kept_apart(sources: Path, finished: tuple[Path, list[Progress]], tmp_path: Path) -> None:
