@@ -181,6 +181,16 @@ def test_the_youngest_is_put_back_and_nothing_is_lost() -> None:
     assert young.tokens == [*made, 99]
 
 
+def test_of_several_the_last_to_come_is_put_back() -> None:
+    places = FakePlaces(pages=6)
+    scheduler, released = make(places)
+    for number in range(3):
+        scheduler.add(text(number, 7))
+    for _ in range(3):
+        run(scheduler, places)
+    assert released == [2] and [seq.id for seq in scheduler.running] == [0, 1]
+
+
 def test_who_was_put_back_comes_before_who_waits() -> None:
     places = FakePlaces(pages=4)
     scheduler, _ = make(places, max_batch=2)
