@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -212,3 +213,16 @@ def test_an_interrupted_generate_frees_everything(monkeypatch: pytest.MonkeyPatc
     assert [made.token_ids for made in engine.generate(list(PROMPTS), **OPTIONS)] == [
         made.token_ids for made in expected
     ]
+
+
+def test_an_engine_works_in_a_thread_of_its_own_and_where_ctrl_c_is_ignored() -> None:
+    """Neither can meet an interruption: nothing is held, and no handler is set."""
+    engine = make_engine(tiny_model(), "mtp", 3)
+    expected = engine.generate(PROMPTS[0], **OPTIONS).token_ids
+    found: list[list[int]] = []
+    thread = threading.Thread(target=lambda: found.append(engine.generate(PROMPTS[0], **OPTIONS).token_ids))
+    thread.start()
+    thread.join()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    found.append(engine.generate(PROMPTS[0], **OPTIONS).token_ids)
+    assert found == [expected, expected] and signal.getsignal(signal.SIGINT) is signal.SIG_IGN
