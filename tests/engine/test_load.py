@@ -12,6 +12,7 @@ import torch
 
 import outrider
 from outrider.cache.spec import LogSpec
+from outrider.core import Span
 from outrider.draft.none import NoDrafter
 from outrider.draft.scripted import ScriptedDrafter
 from outrider.errors import CapacityError, CheckpointError, ConfigError, OutriderWarning, UnsupportedError
@@ -216,6 +217,22 @@ def test_the_reference_computes_on_one_thread_and_says_so() -> None:
         assert load(threads=2).info.threads == 1
     assert load(threads=1).info.threads == 1
     assert torch.get_num_threads() == before
+
+
+def test_a_step_runs_on_one_thread_whatever_the_process_has() -> None:
+    seen: list[int] = []
+
+    def script(span: Span) -> list[int]:
+        seen.append(torch.get_num_threads())
+        return []
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        load(draft=ScriptedDrafter(script), draft_length=1).generate([5, 6, 7], max_tokens=4)
+        assert seen and set(seen) == {1} and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_threads_of_the_process_change_no_bit_and_are_left_as_they_were() -> None:

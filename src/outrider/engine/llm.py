@@ -159,7 +159,8 @@ class Engine:
             with interrupts_held():
                 spans = self.scheduler.next()
             texts = {span.seq.id: self._open[span.seq.id].stream for span in spans}
-            run_step(self.parts, spans, texts, self._apply)
+            with self.parts.model.ops.running():
+                run_step(self.parts, spans, texts, self._apply)
         finally:
             self._in_step = False
 
