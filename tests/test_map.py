@@ -7,8 +7,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "outrider"
-BRIEF = ("tune",)
-"""Rooms that the map describes as a whole."""
 
 
 def named() -> set[str]:
@@ -25,9 +23,7 @@ def named() -> set[str]:
 def there() -> set[str]:
     """Paths of all modules with content."""
     paths = (path.relative_to(SOURCE) for path in SOURCE.rglob("*.py"))
-    return {
-        str(path) for path in paths if path.parts[0] not in BRIEF and (len(path.parts) == 1 or path.stem != "__init__")
-    }
+    return {str(path) for path in paths if len(path.parts) == 1 or path.stem != "__init__"}
 
 
 def test_every_module_is_on_the_map() -> None:
