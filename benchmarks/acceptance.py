@@ -4,7 +4,8 @@
     python benchmarks/acceptance.py                        # models/tiny, held-out Python, greedy
     python benchmarks/acceptance.py --prompts benchmarks/data/humaneval.jsonl --temperature 0.8
 
-Prompts are lines of JSON, {"turns": [text]}; of a text with a fenced block the code inside is the prompt. A token
+Prompts are lines of JSON, {"turns": [text]}; of a text with a fenced block the code inside is the prompt. Space at its
+end is cut: the tokenizer joins a line's end with the next line's indent, and a lone one says that a file ends. A token
 *repeats* where the 8 tokens that end with it occurred before in its text: loops flatter any drafter, so they are
 counted apart. The text is the same for every variant (the promise), which the script checks.
 """
@@ -63,7 +64,7 @@ def read_prompts(path: Path, count: int) -> list[str]:
     for line in path.read_text(encoding="utf-8").splitlines()[:count]:
         text = json.loads(line)["turns"][0]
         fenced = re.search(r"```(?:python)?\n(.*?)```", text, re.DOTALL)
-        prompts.append(fenced.group(1).rstrip() + "\n" if fenced else text)
+        prompts.append((fenced.group(1) if fenced else text).rstrip())
     return prompts
 
 

@@ -17,19 +17,79 @@ if TYPE_CHECKING:
 DRAFTS = 3
 """Drafts a step wherever the demo doesn't vary them."""
 
-PROMPT = '''def read_lines(path, encoding="utf-8"):
-    """Return the lines of a text file, without their ends."""
-'''
+PROMPT = '''class Stack:
+    """A stack of items, last in, first out."""
+
+    def __init__(self, items=None):
+        self.items = list(items or [])
+
+    def push(self, item):'''
 
 PROMPTS = (
-    "import os\n\n\ndef find_files(top, suffix):\n",
-    "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n",
-    'def parse_header(line):\n    """Parse a header line into name and value."""\n',
-    "    def close(self):\n        if self._closed:\n            return\n",
-    "def main():\n    import argparse\n    parser = argparse.ArgumentParser()\n",
-    "try:\n    value = int(text)\nexcept ValueError:\n",
+    '''    def read_header(self, line):
+        """Parse one header line into a name and a value."""
+        if not line:
+            raise ValueError("empty header line")
+        name, sep, value = line.partition(":")
+        if not sep:
+            raise ValueError("no colon in header line: %r" % line)
+        name = name.strip().lower()
+        value = value.strip()
+        if name in self.headers:''',
+    '''def find_files(top, suffix, followlinks=False):
+    """Yield the names of all files below top that end with suffix."""
+    for dirpath, dirnames, filenames in os.walk(top, followlinks=followlinks):
+        for filename in sorted(filenames):
+            if filename.endswith(suffix):
+                yield os.path.join(dirpath, filename)
+
+
+def copy_file(source, target, length=16*1024):
+    """Copy the data of one file to another."""''',
+    """def main():
+    import argparse
+    parser = argparse.ArgumentParser(description="Count words in files.")
+    parser.add_argument("files", nargs="*", help="files to read")
+    parser.add_argument("-v", "--verbose", action="store_true",
+                        help="say what is done")
+    args = parser.parse_args()
+    for name in args.files:
+        try:
+            with open(name) as f:""",
+    '''class Timer:
+    def __init__(self, interval, function, args=None, kwargs=None):
+        self.interval = interval
+        self.function = function
+        self.args = args if args is not None else []
+        self.kwargs = kwargs if kwargs is not None else {}
+        self.finished = Event()
+
+    def cancel(self):
+        """Stop the timer if it hasn't finished yet."""
+        self.finished.set()
+
+    def run(self):''',
+    """    def test(self, value):
+        if isinstance(value, str):
+            return self.decode(value)
+        elif isinstance(value, (list, tuple)):
+            return [self.test(item) for item in value]
+        elif isinstance(value, dict):
+            result = {}
+            for key, item in value.items():""",
+    '''class Error(Exception):
+    """Base class for exceptions in this module."""
+
+
+class ParsingError(Error):
+    """Raised when a configuration file does not follow legal syntax."""
+
+    def __init__(self, source, lineno):
+        self.source = source
+        self.lineno = lineno''',
 )
-"""Beginnings of different kinds of Python, written for this demo."""
+"""Beginnings of different kinds of Python, written for this demo. None ends in a line's end: a tokenizer joins that
+with the next line's indent, so a lone one says that the file is over."""
 
 
 @dataclass(frozen=True)
