@@ -191,6 +191,17 @@ def test_of_several_the_last_to_come_is_put_back() -> None:
     assert released == [2] and [seq.id for seq in scheduler.running] == [0, 1]
 
 
+def test_a_text_that_came_later_puts_nobody_back() -> None:
+    places = FakePlaces(pages=2)
+    scheduler, released = make(places, prefill_chunk=4)
+    scheduler.add(text(0, 12))  # three chunks of a page each
+    scheduler.add(text(1, 4))
+    run(scheduler, places)  # a page each: full
+    # The younger one's next token goes before a prompt, but only a text that came before may take its place away.
+    assert shape(run(scheduler, places)) == [(0, 4, 4, 0, 0)]
+    assert released == [1]
+
+
 def test_who_was_put_back_comes_before_who_waits() -> None:
     places = FakePlaces(pages=4)
     scheduler, _ = make(places, max_batch=2)

@@ -100,10 +100,12 @@ class Scheduler:
         return Span(seq, seq.committed, ids, width, want)
 
     def _make_room(self, seq: Sequence, span: Span, spans: list[Span]) -> bool:
-        """True once the known tokens of ``span`` have places; the youngest texts not in this step are put back."""
+        """True once the known tokens of ``span`` have places; for that, the youngest of the texts that came after it
+        and aren't in this step are put back."""
         taken = {id(other.seq) for other in spans}
         while not self._places.can_reserve(seq, len(span.ids)):
-            victims = [other for other in self.running if other is not seq and id(other) not in taken]
+            behind = self.running[self.running.index(seq) + 1 :]
+            victims = [other for other in behind if id(other) not in taken]
             if not victims:
                 return False
             self._preempt(victims[-1])
