@@ -79,6 +79,7 @@ class ScriptedTarget:
 
     def __init__(self, real: Transformer, favourite: Favourite) -> None:
         self.config = real.config
+        self.ops = real.ops
         self._favourite = favourite
 
     def __call__(self, batch: Batch, cache: Cache, *, tap: bool = False) -> Target:
@@ -93,6 +94,7 @@ class Damaged:
 
     def __init__(self, real: Transformer, places: set[tuple[int, int]], value: float) -> None:
         self.config = real.config
+        self.ops = real.ops
         self._real = real
         self._places = places
         self._value = value

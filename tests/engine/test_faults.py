@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+import torch
 
 from outrider.cache.cache import Cache
 from outrider.core import Kept, Span
@@ -164,3 +165,15 @@ def test_a_head_with_nan_logits_drafts_nothing_from_there_on() -> None:
         warnings.simplefilter("error")
         made = engine.generate(prompt(5), **OPTIONS)
     assert made.token_ids == plain_text(prompt(5)) and made.stats.drafted == 0 and at_rest(engine)
+
+
+@pytest.mark.parametrize("kind", [float, lambda token: torch.tensor([token + 0.5]), str, lambda token: None])
+def test_drafts_that_are_no_whole_numbers_are_no_drafts(kind: Callable[[int], Any]) -> None:
+    with load("text") as plain:
+        want = plain.generate(prompt(5), max_tokens=8, temperature=0.0, ignore_eos=True).token_ids
+    drafter = ScriptedDrafter(lambda span: [kind(token) for token in want[len(span.seq.generated) :][:2]])
+    with (
+        load("text", draft=drafter, draft_length=2) as engine,
+        pytest.warns(OutriderWarning, match="failed to propose"),
+    ):
+        assert engine.generate(prompt(5), max_tokens=8, temperature=0.0, ignore_eos=True).token_ids == want

@@ -159,3 +159,18 @@ def test_closing_cancels_what_is_open_and_frees_it() -> None:
     assert all(len(list(stream)) <= 2 for stream in streams), "nothing is made after closing"
     engine.close()
     assert len(engine.generate("hello", max_tokens=2, **GREEDY).token_ids) == 2
+
+
+@pytest.mark.parametrize("wrong", [5, 5.5, None, True, b"abc", {1, 2}, object()], ids=repr)
+@pytest.mark.parametrize("call", ["generate", "stream", "score", "streams", "draft_logits"])
+def test_what_is_no_prompt_is_refused_everywhere(call: str, wrong: object) -> None:
+    with load("text") as engine, pytest.raises(RequestError) as caught:
+        getattr(engine, call)(wrong)
+    assert caught.value.param == "prompt"
+
+
+@pytest.mark.parametrize("name", ["n", "logprobs", "grammar", "logit_bias", "bad_words", "min_tokens", "rule"])
+@pytest.mark.parametrize("value", [np.array([1, 2]), torch.tensor([1, 2])], ids=["array", "tensor"])
+def test_an_array_is_no_neutral_value(name: str, value: object) -> None:
+    with load("text") as engine, pytest.raises(UnsupportedError, match=name):
+        engine.generate([1, 2], **{name: value})

@@ -15,6 +15,7 @@ from outrider.cache.spec import LogSpec
 from outrider.core import Span
 from outrider.draft.none import NoDrafter
 from outrider.draft.scripted import ScriptedDrafter
+from outrider.engine.memory import available_memory
 from outrider.errors import CapacityError, CheckpointError, ConfigError, OutriderWarning, UnsupportedError
 from tests.engine.scene import checkpoint, load, prompt
 
@@ -206,9 +207,39 @@ def test_a_drafter_with_rows_of_its_own_runs() -> None:
 
 
 def test_a_checkpoint_that_memory_cannot_hold_is_refused_with_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outrider.engine.load.os.sysconf", lambda name: 256)
+    monkeypatch.setattr("outrider.engine.load.available_memory", lambda: 1 << 16)
     with pytest.raises(CapacityError, match=r"needs .* GB as float32 .* stored.* GB of memory are free"):
         load()
+
+
+def test_a_cache_that_memory_cannot_hold_is_refused_with_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = iter([1 << 40, 1 << 16])  # enough for the weights, not for the cache
+    monkeypatch.setattr("outrider.engine.load.available_memory", lambda: next(free))
+    with pytest.raises(CapacityError, match=r"texts and .* rows a step need .* GB of cache"):
+        load()
+
+
+def test_memory_is_read_from_the_system_or_unknown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:      7 kB\n")
+    monkeypatch.setattr("outrider.engine.memory.MEMINFO", tmp_path / "meminfo")
+    assert available_memory() == 7 * 1024
+    monkeypatch.setattr("outrider.engine.memory.MEMINFO", tmp_path / "nowhere")
+    assert available_memory() is None
+
+
+@pytest.mark.parametrize(
+    ("key", "options"),
+    [
+        ("max_batch", {"max_batch": 10**9}),
+        ("step_rows", {"step_rows": 10**9}),
+        ("poison", {"poison": 3}),
+        ("progress", {"progress": 3}),
+    ],
+)
+def test_what_would_take_all_memory_or_cannot_be_called_is_refused(key: str, options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(**options)
+    assert caught.value.key == key
 
 
 def test_the_reference_computes_on_one_thread_and_says_so() -> None:

@@ -10,7 +10,7 @@ from outrider.core import Kept, Span
 from outrider.draft.scripted import ScriptedDrafter
 from outrider.engine.results import Stats
 from outrider.engine.tally import Tally, Timing
-from tests.engine.scene import at_rest, from_script, prompt, scripted
+from tests.engine.scene import at_rest, from_script, load, prompt, scripted
 from tests.support.engines import make_engine, tiny_model
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
@@ -125,11 +125,13 @@ def test_the_tally_counts_what_a_stop_lets_through() -> None:
     for drafts in range(6):
         for accepted in range(drafts + 1):
             tally = Tally()
-            tally.count(drafts, Kept(accepted + 1, (5,) * (accepted + 1), accepted, None))
+            tally.count_step(Kept(accepted + 1, (5,) * (accepted + 1), accepted, None))
+            tally.count_drafts(drafts, Kept(accepted + 1, (5,) * (accepted + 1), accepted, None))
             assert (tally.drafted, tally.accepted, tally.made) == (drafts, accepted, accepted + 1)
             for emitted in range(1, accepted + 2):
                 last = Tally()
-                last.count(drafts, Kept(emitted, (5,) * emitted, min(accepted, emitted), "stop"))
+                last.count_step(Kept(emitted, (5,) * emitted, min(accepted, emitted), "stop"))
+                last.count_drafts(drafts, Kept(emitted, (5,) * emitted, min(accepted, emitted), "stop"))
                 assert last.drafted == min(drafts, emitted) and last.accepted == min(accepted, emitted)
                 assert all(0 <= a <= o for a, o in zip(last.accepted_at, last.offered_at, strict=True))
                 assert sum(last.accepted_at) == last.accepted
@@ -142,3 +144,13 @@ def test_time_of_the_prompt_is_kept_apart() -> None:
     stats = tally.stats(2)
     assert (stats.seconds, stats.prompt_seconds) == (3.0, 2.0)
     assert (stats.draft_seconds, stats.target_seconds, stats.feed_seconds) == (0.25, 1.5, 0.75)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 6])
+def test_drafts_of_a_prompts_last_token_are_counted(chunk: int) -> None:
+    with load("text", draft_length=3, prefill_chunk=chunk, max_length=100) as engine:
+        stream = engine.stream(prompt(7), max_tokens=12, temperature=0.0, ignore_eos=True)
+        origins = [origin for piece in stream for origin in piece.origins]
+        stats = stream.stats
+    assert stats.accepted == origins.count("accepted")
+    assert stats.drafted >= stats.accepted + origins.count("corrected")

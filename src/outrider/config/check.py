@@ -38,6 +38,8 @@ POSITIVE = (
 )
 NOT_NEGATIVE = ("num_nextn_predict_layers", "num_hash_layers", "swiglu_limit")
 FP4_BLOCK = 32
+LARGEST = 2**24  # any number of a model's shape: above the largest real ones, below what would exhaust memory or time
+MOST_ITERATIONS = 1_000
 MOST_EXPERTS = 65_536  # each expert has a name: a damaged number must not fill the memory with names
 
 
@@ -52,6 +54,10 @@ def check_dimensions(config: ModelConfig) -> None:
     for key in POSITIVE:
         if not (math.isfinite(values[key]) and values[key] > 0):
             raise refuse(key, values[key], "a number above 0")
+        if isinstance(values[key], int) and values[key] > LARGEST:
+            raise refuse(key, values[key], f"{LARGEST} at most")
+    if config.hc_sinkhorn_iters > MOST_ITERATIONS:
+        raise refuse("hc_sinkhorn_iters", config.hc_sinkhorn_iters, f"{MOST_ITERATIONS} at most")
     for key in NOT_NEGATIVE:
         if not (math.isfinite(values[key]) and values[key] >= 0):
             raise refuse(key, values[key], "0 or more")

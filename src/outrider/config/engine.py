@@ -6,6 +6,11 @@ from dataclasses import dataclass
 
 from outrider.errors import ConfigError
 
+LARGEST = 2**31 - 1
+MOST_TEXTS = 4_096
+MOST_ROWS = 65_536
+"""Places are taken when the engine is built: above these a typing error would take all memory."""
+
 
 @dataclass(frozen=True)
 class EngineConfig:
@@ -29,8 +34,14 @@ class EngineConfig:
             optional = name not in ("max_batch", "step_rows", "page_tokens")
             if value is None and optional:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{name} is {value!r}; expected a whole number from 1.", key=name)
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST:
+                raise ConfigError(f"{name} is {value!r}; expected a whole number from 1 to {LARGEST}.", key=name)
+        if not isinstance(self.poison, bool):
+            raise ConfigError(f"poison is {self.poison!r}; expected True or False.", key="poison")
+        if self.max_batch > MOST_TEXTS:
+            raise ConfigError(f"max_batch is {self.max_batch}; expected {MOST_TEXTS} at most.", key="max_batch")
+        if self.step_rows > MOST_ROWS:
+            raise ConfigError(f"step_rows is {self.step_rows}; expected {MOST_ROWS} at most.", key="step_rows")
         if self.step_rows < self.max_batch:
             raise ConfigError(
                 f"step_rows is {self.step_rows} and max_batch {self.max_batch}: a step needs a row for each text.",

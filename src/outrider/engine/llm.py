@@ -105,9 +105,12 @@ class Engine:
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt. Raises RequestError for text where the checkpoint has no tokenizer."""
+        if isinstance(prompt, Tensor | np.ndarray):
+            prompt = prompt.tolist()
+        if isinstance(prompt, list | tuple):
+            return [int(id) if isinstance(id, np.integer) else id for id in prompt]
         if not isinstance(prompt, str):
-            listed: list[Any] = prompt.tolist() if isinstance(prompt, Tensor | np.ndarray) else list(prompt)
-            return [int(id) if isinstance(id, np.integer) else id for id in listed]
+            raise RequestError(f"a prompt is text or token ids; got {type(prompt).__name__}.", param="prompt")
         if self.tokenizer is None:
             raise RequestError(
                 "the checkpoint has no tokenizer.json, so a prompt must be token ids; got text.", param="prompt"
@@ -165,8 +168,6 @@ class Engine:
             self._in_step = False
 
     def _apply(self, step: Step) -> None:
-        for record in self._records:
-            record.add(step)
         for span, draft, verdict, clipped in zip(
             step.batch.spans, step.batch.drafts, step.verdicts, step.clipped, strict=True
         ):
@@ -177,6 +178,8 @@ class Engine:
             self.scheduler.apply(span.seq, clipped.kept)
             if span.seq.finish is not None:
                 del self._open[span.seq.id]
+        for record in self._records:
+            record.add(step)
 
     def give_up(self, requests: Sequence[Request]) -> None:
         """Cancel what hasn't finished and free it: now, or (a stream may be collected in the middle of a step) before

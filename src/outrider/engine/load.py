@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import fields
@@ -21,6 +20,7 @@ from outrider.draft.controller import FixedLength
 from outrider.draft.mtp import MtpDrafter
 from outrider.draft.none import NoDrafter
 from outrider.engine.llm import Engine
+from outrider.engine.memory import available_memory
 from outrider.engine.results import CacheInfo, Info
 from outrider.engine.step import Parts
 from outrider.errors import CapacityError, ConfigError, OutriderWarning, UnsupportedError
@@ -64,6 +64,8 @@ def load(
     Raises ConfigError (``.key``), CheckpointError (``.tensor``), UnsupportedError or CapacityError, each one sentence.
     """
     engine_config, draft_config = _configs(options, draft_length)
+    if progress is not None and not callable(progress):
+        raise ConfigError(f"progress is {progress!r}; expected a function of two numbers, or None.", key="progress")
     _check_device(device, dtype)
     checkpoint = open_checkpoint(path)
     length = engine_config.length(checkpoint.config.max_position_embeddings)
@@ -90,7 +92,9 @@ def _configs(options: Mapping[str, Any], draft_length: Any) -> tuple[EngineConfi
     engine, draft = {}, {}
     for name, value in options.items():
         if name in _LATER:
-            if not any(value is plain or value == plain for plain in _LATER[name]):
+            if not any(value is plain for plain in _LATER[name]) and not (
+                isinstance(value, str) and value in _LATER[name]
+            ):
                 raise UnsupportedError(f"{name}={value!r} isn't there yet.", hint=f"Leave {name} out.")
         elif name in _ENGINE_OPTIONS:
             engine[name] = value
@@ -150,9 +154,8 @@ def _proposer(checkpoint: Checkpoint, draft: str | Drafter, draft_length: object
 
 def _check_memory(checkpoint: Checkpoint) -> None:
     """Refuse a checkpoint that this machine can't hold as float32."""
-    needed = 4 * _parameters(checkpoint)
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    if needed > there:
+    needed, there = 4 * _parameters(checkpoint), available_memory()
+    if there is not None and needed > there:
         raise CapacityError(
             f"{checkpoint.path} needs {needed / 1e9:.1f} GB as float32 (it is {checkpoint.stored_bytes / 1e9:.1f} GB "
             f"stored), and {there / 1e9:.1f} GB of memory are free.",
@@ -207,6 +210,7 @@ def _make_cache(model: Transformer, drafter: Drafter, config: EngineConfig, leng
             key="max_pages",
             hint="Raise max_pages or lower max_length.",
         )
+    _check_cache_memory(specs, slots, config)
     return Cache(
         specs,
         model.ops,
@@ -217,6 +221,18 @@ def _make_cache(model: Transformer, drafter: Drafter, config: EngineConfig, leng
         device=device,
         poison=config.poison,
     )
+
+
+def _check_cache_memory(specs: tuple[LogSpec, ...], slots: int, config: EngineConfig) -> None:
+    """Refuse rings and staging that memory can't hold; pages are taken as they are needed."""
+    needed = sum(4 * spec.layers * spec.width * (slots * spec.capacity + config.step_rows) for spec in specs)
+    there = available_memory()
+    if there is not None and needed > there:
+        raise CapacityError(
+            f"{config.max_batch} texts and {config.step_rows} rows a step need {needed / 1e9:.1f} GB of cache, and "
+            f"{there / 1e9:.1f} GB of memory are free.",
+            hint="Lower max_batch or step_rows.",
+        )
 
 
 def _info(checkpoint: Checkpoint, parts: Parts, drafts: int, length: int, config: EngineConfig) -> Info:

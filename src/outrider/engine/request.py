@@ -29,7 +29,9 @@ class Request:
         making = span.start + len(span.ids) > self.seq.prompt_length
         self.tally.spent(timing, prompt=not making)
         if making and span.want:
-            self.tally.count(drafts, kept)
+            self.tally.count_step(kept)
+        if span.want:
+            self.tally.count_drafts(drafts, kept)
         self.stream = clipped.text
         if kept.tokens or kept.finish:
             pieces = clipped.pieces

@@ -7,7 +7,10 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import takewhile
+from operator import index
 from typing import TypeVar
+
+from torch import Tensor
 
 from outrider.cache.cache import Cache
 from outrider.core import Kept, Span, Verdict
@@ -86,12 +89,15 @@ def _propose(drafter: Drafter, spans: list[Span], cache: Cache, vocab: int) -> D
 
 def _usable(drafts: Drafts, spans: list[Span], vocab: int) -> Drafts:
     """``drafts``, cut where there are more than were asked for, and before an id that isn't in the vocabulary: a
-    drafter can't write out of range (case C7). Raises ValueError where there isn't one list a span."""
+    drafter can't write out of range (case C7). Raises ValueError where there isn't one list a span, TypeError where an
+    id is no whole number."""
     ids = tuple(
-        tuple(takewhile(lambda token: 0 <= token < vocab, draft[: span.width]))
+        tuple(takewhile(lambda token: 0 <= token < vocab, map(index, draft[: span.width])))
         for span, draft in zip(spans, drafts.ids, strict=True)
     )
-    return replace(drafts, ids=ids, confidence=tuple(c[: len(d)] for c, d in zip(drafts.confidence, ids, strict=False)))
+    first = {int(at): row for at, row in drafts.first_logits.items() if isinstance(row, Tensor)}
+    confidence = tuple(c[: len(d)] for c, d in zip(drafts.confidence, ids, strict=False))
+    return Drafts(ids, confidence, first)
 
 
 def _catch_up(drafter: Drafter, batch: Batch, target: Target, kept: list[Kept], cache: Cache) -> None:
@@ -100,7 +106,10 @@ def _catch_up(drafter: Drafter, batch: Batch, target: Target, kept: list[Kept], 
         drafter.catch_up(batch, target, kept, cache)
     except Exception as error:
         warnings.warn(f"the drafter {drafter.name} failed to catch up: {error!r}", OutriderWarning, stacklevel=2)
-        drafter.miss(batch, kept)
+        try:
+            drafter.miss(batch, kept)
+        except Exception as worse:
+            warnings.warn(f"the drafter {drafter.name} failed to miss: {worse!r}", OutriderWarning, stacklevel=2)
 
 
 def _clip(span: Span, verdict: Verdict, text: TextStream, eos_ids: frozenset[int]) -> Clipped:

@@ -40,11 +40,14 @@ class Tally:
         if prompt:
             self.prompt += timing.whole
 
-    def count(self, drafts: int, kept: Kept) -> None:
-        """A pass after the prompt's: ``drafts`` were proposed. Those behind the end of the text don't count."""
-        reached = min(drafts, len(kept.tokens)) if kept.finish is not None else drafts
+    def count_step(self, kept: Kept) -> None:
+        """A pass after the prompt's."""
         self.steps += 1
         self.made += len(kept.tokens)
+
+    def count_drafts(self, drafts: int, kept: Kept) -> None:
+        """``drafts`` were proposed in a pass, which may be a prompt's last. Those behind the text's end don't count."""
+        reached = min(drafts, len(kept.tokens)) if kept.finish is not None else drafts
         self.drafted += reached
         self.accepted += kept.accepted
         for position in range(min(reached, kept.accepted + 1)):

@@ -94,8 +94,14 @@ def _show(value: object) -> str:
 
 
 def _refuse_unless_neutral(name: str, value: object) -> None:
-    neutral = _NEUTRAL[name]
-    if not any(value == plain and isinstance(value, bool) == isinstance(plain, bool) for plain in neutral):
+    # Types first: what an array or a tensor makes of == isn't a truth value.
+    numbers = isinstance(value, int | float) and not isinstance(value, bool)
+    neutral = [
+        plain
+        for plain in _NEUTRAL[name]
+        if type(plain) is type(value) or (numbers and isinstance(plain, int) and not isinstance(plain, bool))
+    ]
+    if value not in neutral:
         raise UnsupportedError(f"{name}={_show(value)} isn't supported yet; leave {name} out.")
 
 

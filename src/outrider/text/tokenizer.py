@@ -10,7 +10,7 @@ from typing import Any
 
 import tokenizers
 
-from outrider.errors import CheckpointError, UnsupportedError
+from outrider.errors import CheckpointError, RequestError, UnsupportedError
 
 
 @cache
@@ -78,6 +78,12 @@ class Tokenizer:
         ``special`` True reads a marker spelt in the text (``<｜User｜>``) as that one token, as a rendered chat prompt
         needs. False reads it as the characters that it is made of: for text by someone who mustn't write markers.
         """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                f"the prompt has half of a surrogate pair at character {error.start}, which is no text.", param="prompt"
+            ) from error
         inner = self._inner if special else self._plain
         return list(inner.encode(text, add_special_tokens=False).ids)
 

@@ -86,7 +86,9 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     kept = {name: place for name, place in found.items() if name not in ignored}
     entries = audit(config, blocks if head == "mtp" else 0, kept)
     warnings = _head_warnings(raw, config, head, blocks)
-    if not config.quantised and any(entry.format != "plain" for entry in entries.values()):
+    if not config.quantised and any(
+        entry.format != "plain" for name, entry in entries.items() if not name.startswith("mtp.")
+    ):
         config = replace(config, quantised=True)
         warnings.append(
             "config.json has no quantization_config, but tensors are quantised: taken for a quantised model."
