@@ -143,9 +143,32 @@ def test_ctrl_c_prints_what_was_made(
         assert ran.err.endswith("seed 7\n")
 
 
+@pytest.mark.parametrize("more", [("--no-stream",), ("--json",)])
+def test_ctrl_c_keeps_what_was_made_of_several_prompts(
+    cli: Cli, tiny: Path, expected: Completion, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]
+) -> None:
+    real, steps = Engine.step, []
+
+    def interrupted(engine: Engine) -> None:
+        steps.append(1)
+        if len(steps) == 4:
+            raise KeyboardInterrupt
+        real(engine)
+
+    monkeypatch.setattr(Engine, "step", interrupted)
+    ran = cli("generate", PROMPT, PROMPT, "-c", str(tiny), *ASKED, "--draft", "none", *more)
+    assert ran.status == 130
+    if more == ("--json",):
+        said = [json.loads(line) for line in ran.out.splitlines()]
+        assert [one["token_ids"] for one in said] == [expected.token_ids[:3]] * 2
+        assert {one["finish_reason"] for one in said} == {"cancelled"}
+    else:
+        assert ran.err.count("interrupted: 3 tokens in ") == 2
+
+
 def test_a_request_that_fails_ends_with_1(cli: Cli, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failed = Completion("he", [2], "error", 7, Stats(), error="the logits at position 9 aren't finite.")
-    monkeypatch.setattr(Engine, "generate", lambda *_, **__: [failed, failed])
+    monkeypatch.setattr(Stream, "completion", property(lambda stream: failed))
     ran = cli("generate", "a", "b", "-c", str(tiny), "--json")
     assert ran.status == 1
     assert json.loads(ran.out.splitlines()[0])["error"] == failed.error

@@ -16,7 +16,14 @@ from outrider.core import Span
 from outrider.draft.none import NoDrafter
 from outrider.draft.scripted import ScriptedDrafter
 from outrider.engine.memory import available_memory
-from outrider.errors import CapacityError, CheckpointError, ConfigError, OutriderWarning, UnsupportedError
+from outrider.errors import (
+    CapacityError,
+    CheckpointError,
+    ConfigError,
+    OutriderWarning,
+    RequestError,
+    UnsupportedError,
+)
 from tests.engine.scene import checkpoint, load, prompt
 
 
@@ -288,3 +295,17 @@ def test_progress_counts_layers() -> None:
 def test_a_path_that_is_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError):
         outrider.load(tmp_path)
+
+
+def test_a_closed_engine_says_so() -> None:
+    engine = load("text")
+    engine.close()
+    engine.close()
+    for call in (engine.generate, engine.stream, engine.score):
+        with pytest.raises(RequestError, match="engine is closed"):
+            call([5, 6])
+
+
+def test_a_path_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match="path is a NoneType"):
+        outrider.load(None)  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ from outrider.core import Span
 from outrider.draft.scripted import ScriptedDrafter
 from outrider.engine.llm import Engine, Stream
 from outrider.engine.results import Piece
+from outrider.errors import RequestError
 from tests.engine.scene import at_rest, from_script, load, prompt, shared
 from tests.support.engines import make_engine, tiny_model
 
@@ -151,3 +152,8 @@ def test_a_stream_that_goes_away_inside_a_step_ends_after_it() -> None:
     made += [token for piece in stream for token in piece.token_ids]
     assert made == expected and not doomed and at_rest(engine)
     assert other.completion.finish_reason == "cancelled"
+
+
+def test_several_prompts_are_not_one_stream(engine: Engine) -> None:
+    with pytest.raises(RequestError, match="one prompt"):
+        engine.stream(["a", "b"])  # type: ignore[arg-type]

@@ -82,15 +82,25 @@ def _one(engine: Engine, prompt: str, request: Request, sampling: dict[str, Any]
 
 
 def _together(engine: Engine, request: Request, sampling: dict[str, Any]) -> int:
-    """Several prompts in one batch, printed in their order when all are done."""
-    done = engine.generate(request.prompts, **sampling)
+    """Several prompts in one batch, printed in their order when all are done; an interruption keeps what was made."""
+    interrupted = False
+    streams = [engine.stream(prompt, **sampling) for prompt in request.prompts]
+    try:
+        for stream in streams:  # a step serves them all, so that the later ones have their pieces already
+            for _ in stream:
+                pass
+    except KeyboardInterrupt:
+        interrupted = True
+    for stream in streams:
+        stream.close()
+    done = [stream.completion for stream in streams]
     for prompt, made in zip(request.prompts, done, strict=True):
         if request.as_json:
             print(json.dumps(_as_json(made), ensure_ascii=False))
         else:
             print(f"{_heading(prompt)}\n{made.text}")
-            print(_statistics(made, False), file=sys.stderr)
-    return max(map(_status, done))
+            print(_statistics(made, made.finish_reason == "cancelled"), file=sys.stderr)
+    return INTERRUPTED if interrupted else max(map(_status, done))
 
 
 def _heading(prompt: str) -> str:

@@ -35,7 +35,9 @@ Draft = Annotated[
     str, typer.Option(help="Who proposes: 'mtp' (the model's own head), 'none', or 'auto' (mtp if the model has it).")
 ]
 DraftLength = Annotated[str, typer.Option(help="Drafts a step: a number, or 'auto'.")]
-Threads = Annotated[int | None, typer.Option(help="Threads (default: PyTorch's choice).")]
+Threads = Annotated[
+    int | None, typer.Option(help="Threads; the reference backend computes on one, so that bits are the same.")
+]
 
 
 def _version(wanted: bool) -> None:

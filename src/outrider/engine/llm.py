@@ -46,6 +46,7 @@ class Engine:
         self._records: list[Record] = []
         self._given_up: list[Request] = []
         self._in_step = False
+        self._closed = False
         self.scheduler = Scheduler(
             parts.cache,
             max_batch=config.max_batch,
@@ -84,6 +85,8 @@ class Engine:
 
     def stream(self, prompt: str | list[int], **sampling: Any) -> Stream:
         """Complete one prompt piece by piece, a piece a step. Closing the stream, or leaving its loop, cancels."""
+        if isinstance(prompt, list | tuple) and prompt and not _is_ids(prompt):
+            raise RequestError("stream takes one prompt: text, or a list of token ids.", param="prompt")
         request = self._request(prompt, make_sampling(**sampling))
         self._submit(request)
         return Stream(self, request)
@@ -104,7 +107,10 @@ class Engine:
         return Request(seq, TextStream(self.tokenizer, sampling.stop))
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt. Raises RequestError for text where the checkpoint has no tokenizer."""
+        """Token ids of a prompt. Raises RequestError for text where the checkpoint has no tokenizer, and once the
+        engine is closed."""
+        if self._closed:
+            raise RequestError("this engine is closed.", hint="Load another one.")
         if isinstance(prompt, Tensor | np.ndarray):
             prompt = prompt.tolist()
         if isinstance(prompt, list | tuple):
@@ -208,7 +214,8 @@ class Engine:
             self._records.remove(record)
 
     def close(self) -> None:
-        """Cancel what is open. The engine can be used again; its memory goes with it."""
+        """Cancel what is open. Nothing can be asked of the engine afterwards; a second call does nothing."""
+        self._closed = True
         self.give_up(list(self._open.values()))
 
     def __enter__(self) -> Engine:

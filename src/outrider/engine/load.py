@@ -67,6 +67,8 @@ def load(
     if progress is not None and not callable(progress):
         raise ConfigError(f"progress is {progress!r}; expected a function of two numbers, or None.", key="progress")
     _check_device(device, dtype)
+    if not isinstance(path, str | Path):
+        raise ConfigError(f"path is a {type(path).__name__}; expected the checkpoint's folder.", key="path")
     checkpoint = open_checkpoint(path)
     length = engine_config.length(checkpoint.config.max_position_embeddings)
     proposer = _proposer(checkpoint, draft, draft_length)
@@ -101,7 +103,8 @@ def _configs(options: Mapping[str, Any], draft_length: Any) -> tuple[EngineConfi
         elif name in DRAFT_OPTIONS:
             draft[name] = value
         else:
-            known = ", ".join(sorted(_ENGINE_OPTIONS | DRAFT_OPTIONS | set(_LATER)))
+            named = ("device", "backend", "dtype", "draft", "draft_length", "progress")
+            known = ", ".join(sorted(_ENGINE_OPTIONS | DRAFT_OPTIONS | set(_LATER) | set(named)))
             raise ConfigError(f"load has no option {name!r}; it knows {known}.", key=name)
     if isinstance(draft_length, Mapping):
         raise UnsupportedError("a table of draft lengths isn't there yet.", hint="Give one number of drafts.")
@@ -134,7 +137,7 @@ def _proposer(checkpoint: Checkpoint, draft: str | Drafter, draft_length: object
         if isinstance(draft, Drafter) and not isinstance(draft, type):
             return draft
         raise ConfigError(
-            f"draft is a {type(draft).__name__}, which lacks the protocol outrider.draft.Drafter.", key="draft"
+            f"draft is of type {type(draft).__name__}, which lacks the protocol outrider.draft.Drafter.", key="draft"
         )
     if draft in _PROPOSERS_LATER:
         raise UnsupportedError(f"draft={draft!r} isn't there yet.", hint="Use 'mtp', 'none' or 'auto'.")

@@ -133,7 +133,7 @@ def _check_prompt(prompt: Sequence[int], vocab_size: int, max_length: int) -> No
         _refuse("prompt", "The prompt is empty; it must hold at least one token.")
     if len(prompt) >= max_length:
         message = f"The prompt has {len(prompt)} tokens; there must be fewer than {max_length}, the longest text."
-        _refuse("prompt", message, "Shorten it, or load with a larger max_length.")
+        _refuse("prompt", message, "Shorten it, or raise max_length if it was set below the model's own.")
     for index, id in enumerate(prompt):
         _check_integer(f"prompt[{index}]", id, 0, vocab_size - 1, param="prompt")
 
