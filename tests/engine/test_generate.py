@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from outrider.core import Sampling
 from outrider.engine.llm import Engine
 from outrider.errors import RequestError, UnsupportedError
 from tests.engine.scene import at_rest, load, prompt, shared
@@ -158,7 +159,8 @@ def test_closing_cancels_what_is_open_and_frees_it() -> None:
     assert {stream.completion.finish_reason for stream in streams} == {"cancelled"}
     assert all(len(list(stream)) <= 2 for stream in streams), "nothing is made after closing"
     engine.close()
-    assert len(engine.generate("hello", max_tokens=2, **GREEDY).token_ids) == 2
+    with pytest.raises(RequestError, match="engine is closed"):
+        engine.generate("hello", max_tokens=2, **GREEDY)
 
 
 @pytest.mark.parametrize("wrong", [5, 5.5, None, True, b"abc", {1, 2}, object()], ids=repr)
@@ -174,3 +176,14 @@ def test_what_is_no_prompt_is_refused_everywhere(call: str, wrong: object) -> No
 def test_an_array_is_no_neutral_value(name: str, value: object) -> None:
     with load("text") as engine, pytest.raises(UnsupportedError, match=name):
         engine.generate([1, 2], **{name: value})
+
+
+def test_options_may_be_one_sampling() -> None:
+    asked = Sampling(max_tokens=5, temperature=0.7, seed=3)
+    with load("text") as engine:
+        made = engine.generate([5, 6], asked)
+        assert made.token_ids == engine.generate([5, 6], max_tokens=5, temperature=0.7, seed=3).token_ids
+        assert [token for piece in engine.stream([5, 6], asked) for token in piece.token_ids] == made.token_ids
+        for wrong in ({"sampling": asked, "seed": 4}, {"sampling": 3}):
+            with pytest.raises(RequestError, match="one Sampling"):
+                engine.generate([5, 6], **wrong)

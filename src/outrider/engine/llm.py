@@ -59,20 +59,22 @@ class Engine:
     # ---- making text --------------------------------------------------------------------------------------------
 
     @overload
-    def generate(self, prompts: str | list[int], **sampling: Any) -> Completion: ...
+    def generate(self, prompts: str | list[int], sampling: Sampling | None = None, **options: Any) -> Completion: ...
     @overload
-    def generate(self, prompts: list[str] | list[list[int]], **sampling: Any) -> list[Completion]: ...
-    def generate(self, prompts: Any, **sampling: Any) -> Completion | list[Completion]:
+    def generate(
+        self, prompts: list[str] | list[list[int]], sampling: Sampling | None = None, **options: Any
+    ) -> list[Completion]: ...
+    def generate(self, prompts: Any, sampling: Sampling | None = None, **options: Any) -> Completion | list[Completion]:
         """Complete one prompt (text or token ids), or several in one batch, in their order.
 
-        Keywords are the fields of ``outrider.Sampling``. Raises RequestError (``.param``) before anything runs where
-        one can't be honoured.
+        Options are a ``Sampling``, or its fields as keywords. Raises RequestError (``.param``) before anything runs
+        where one can't be honoured.
         """
         prompts = prompts.tolist() if isinstance(prompts, Tensor | np.ndarray) else prompts
         single = isinstance(prompts, str) or _is_ids(prompts)
         listed: list[Prompt] = [prompts] if single else _listed(prompts)
-        options = make_sampling(**sampling)
-        requests = [self._request(prompt, options) for prompt in listed]
+        asked = _asked(sampling, options)
+        requests = [self._request(prompt, asked) for prompt in listed]
         try:
             for request in requests:
                 self._submit(request)
@@ -83,11 +85,11 @@ class Engine:
         done = [request.completion(self.info.draft_length) for request in requests]
         return done[0] if single else done
 
-    def stream(self, prompt: str | list[int], **sampling: Any) -> Stream:
+    def stream(self, prompt: str | list[int], sampling: Sampling | None = None, **options: Any) -> Stream:
         """Complete one prompt piece by piece, a piece a step. Closing the stream, or leaving its loop, cancels."""
         if isinstance(prompt, list | tuple) and prompt and not _is_ids(prompt):
             raise RequestError("stream takes one prompt: text, or a list of token ids.", param="prompt")
-        request = self._request(prompt, make_sampling(**sampling))
+        request = self._request(prompt, _asked(sampling, options))
         self._submit(request)
         return Stream(self, request)
 
@@ -262,6 +264,14 @@ class Stream(Iterator[Piece]):
 
     def __del__(self) -> None:
         self.close()
+
+
+def _asked(sampling: Sampling | None, options: dict[str, Any]) -> Sampling:
+    if sampling is None:
+        return make_sampling(**options)
+    if options or not isinstance(sampling, Sampling):
+        raise RequestError("give one Sampling, or its fields as keywords, not both.", param="sampling")
+    return sampling
 
 
 def _is_ids(prompts: object) -> bool:
