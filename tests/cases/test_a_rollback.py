@@ -388,7 +388,7 @@ def test_a19_ragged_widths_again_and_again(widths: list[int]) -> None:
     ]
     solo = [harness.step([item])[0] for item in rounds]
     nothing = Round(seqs[4], (), (), keep=0)
-    for count in range(20):
+    for count in range(50):
         chosen = rounds if count % 2 else [*rounds[:2], nothing, *rounds[2:]]
         found = [rows for rows in harness.step(chosen) if len(rows)]
         assert sum(map(len, found)) == sum(widths) + len(widths)
