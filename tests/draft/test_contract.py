@@ -92,7 +92,7 @@ def test_what_lacks_the_protocol_is_refused_by_name(tmp_path: Any) -> None:
             return Drafts.none(spans)
 
     save_tiny(tmp_path / "model")
-    with pytest.raises(ConfigError, match="draft is a Half, which lacks the protocol"):
+    with pytest.raises(ConfigError, match="draft is of type Half, which lacks the protocol"):
         outrider.load(tmp_path / "model", draft=Half())  # type: ignore[arg-type]
 
 
